@@ -1,0 +1,159 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace octet {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr size_t kBufferBytes = size_t(1) << 20;
+
+[[noreturn]] void system_error(const char* verb, const fs::path& path, int error) {
+  const char* remedy = "";
+  if (error == ENOSPC || error == EDQUOT) remedy = ": free some space there, or name a folder on another disk";
+  if (error == EROFS || error == EACCES || error == EPERM) remedy = ": name a folder that you may write to";
+  if (error == ENOENT || error == ENOTDIR) remedy = ": create its folder first";
+  throw SystemError(concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error), remedy));
+}
+
+int open_or_throw(const fs::path& path, int flags, const char* verb) {
+  int fd;
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0 && (flags & O_ACCMODE) == O_RDONLY && errno != EIO && errno != ENOMEM && errno != EMFILE)
+    bad_input("cannot ", verb, " '", path.string(), "': ", std::strerror(errno), ": check the name and its permissions");
+  if (fd < 0) system_error(verb, path, errno);
+  return fd;
+}
+
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+struct Closer {
+  int fd;
+  ~Closer() { ::close(fd); }
+};
+
+void pwrite_all(int fd, const char* data, size_t bytes, int64_t offset, bool seekable, const fs::path& path) {
+  while (bytes > 0) {
+    const ssize_t n = seekable ? ::pwrite(fd, data, bytes, offset) : ::write(fd, data, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) system_error("write", path, errno);
+    data += n;
+    bytes -= size_t(n);
+    offset += n;
+  }
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
+  const Closer file{open_or_throw(path, O_RDONLY, "read")};
+  struct stat info;
+  if (::fstat(file.fd, &info) != 0) system_error("read", path, errno);
+  if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
+  size_ = size_t(info.st_size);
+  if (size_ == 0) return;  // mmap refuses a length of zero
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (data == MAP_FAILED) system_error("map", path, errno);
+  data_ = static_cast<const char*>(data);
+  if (access == Access::sequential) ::madvise(data, size_, MADV_SEQUENTIAL);  // a hint: a refusal changes nothing
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<char*>(data_), size_);
+}
+
+FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
+  std::error_code ignored;
+  if (fs::is_directory(path_, ignored)) bad_input("cannot write '", path_.string(), "': it is a folder: name a file");
+  if (!fs::exists(path_, ignored) || fs::is_regular_file(path_, ignored)) temp_ = path_.string() + ".tmp";
+  fd_ = open_or_throw(temp_.empty() ? path_ : temp_, O_WRONLY | O_CREAT | O_TRUNC, "write");
+  buffer_.reserve(kBufferBytes);
+}
+
+FileWriter::~FileWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  if (!temp_.empty()) ::unlink(temp_.c_str());
+}
+
+void FileWriter::write(const void* data, int64_t bytes) {
+  CHECK(fd_ >= 0 && bytes >= 0);
+  const char* from = static_cast<const char*>(data);
+  if (buffer_.size() + size_t(bytes) > kBufferBytes) flush();
+  if (size_t(bytes) > kBufferBytes) {
+    pwrite_all(fd_, from, size_t(bytes), written_, !temp_.empty(), path_);
+  } else {
+    buffer_.append(from, size_t(bytes));
+  }
+  written_ += bytes;
+}
+
+void FileWriter::overwrite(int64_t offset, const void* data, int64_t bytes) {
+  CHECK(fd_ >= 0 && offset >= 0 && bytes >= 0 && offset + bytes <= written_);
+  flush();
+  if (temp_.empty()) bad_input("cannot write '", path_.string(), "' in place: name a regular file");
+  pwrite_all(fd_, static_cast<const char*>(data), size_t(bytes), offset, true, path_);
+}
+
+void FileWriter::flush() {
+  pwrite_all(fd_, buffer_.data(), buffer_.size(), written_ - int64_t(buffer_.size()), !temp_.empty(), path_);
+  buffer_.clear();
+}
+
+void FileWriter::commit() {
+  flush();
+  // Some file systems report a full disk only here, or on close.
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) system_error("write", path_, errno);
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    const int error = errno;
+    if (!temp_.empty()) ::unlink(temp_.c_str());
+    system_error("write", path_, error);
+  }
+  if (!temp_.empty()) rename_durably(temp_, path_);
+}
+
+std::string read_file(const fs::path& path) { return std::string(MappedFile(path, MappedFile::Access::sequential).bytes()); }
+
+void write_file(const fs::path& path, std::string_view contents) {
+  FileWriter file(path);
+  file.write(contents);
+  file.commit();
+}
+
+void sync_path(const fs::path& path) {
+  const Closer file{open_or_throw(path, O_RDONLY, "sync")};
+  if (::fsync(file.fd) != 0 && errno != EINVAL) system_error("sync", path, errno);  // EINVAL: nothing to sync there
+}
+
+void rename_durably(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) system_error("rename a temporary file to", to, errno);
+  sync_path(folder_of(to));
+}
+
+void make_folders(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) system_error("create", path, error.value());
+}
+
+int64_t free_bytes(const fs::path& folder) {
+  std::error_code error;
+  const auto space = fs::space(folder, error);
+  if (error) system_error("ask for the free space of", folder, error.value());
+  return int64_t(space.available);
+}
+
+}  // namespace octet

@@ -1,0 +1,64 @@
+#pragma once
+// Files that are either whole or absent: read-only mappings, and writes that appear under their name only when complete.
+// What the user can put right (no such file, no permission to read) is an InputError; a machine that refuses (a full
+// disk, an I/O error) is a SystemError. Both name the file.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace octet {
+
+// A whole file mapped read-only. An empty file gives empty bytes.
+class MappedFile {
+ public:
+  enum class Access { sequential, random };
+  explicit MappedFile(const std::filesystem::path& path, Access access = Access::random);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile();
+
+  std::string_view bytes() const { return {data_, size_}; }
+  int64_t size() const { return int64_t(size_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  const char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Writes to NAME.tmp in constant memory; commit() flushes, fsyncs, renames it to NAME and fsyncs the folder. Without
+// commit() the temporary file is removed and a file that stood under NAME stays as it was. A NAME that exists and is not
+// a regular file (a pipe, /dev/stdout) is written directly.
+class FileWriter {
+ public:
+  explicit FileWriter(std::filesystem::path path);
+  FileWriter(const FileWriter&) = delete;
+  ~FileWriter();
+
+  void write(const void* data, int64_t bytes);
+  void write(std::string_view text) { write(text.data(), int64_t(text.size())); }
+  void overwrite(int64_t offset, const void* data, int64_t bytes);  // of what was already written
+  int64_t written() const { return written_; }
+  void commit();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  void flush();
+  std::filesystem::path path_, temp_;  // temp_ is empty when NAME is written directly
+  std::string buffer_;
+  int fd_ = -1;
+  int64_t written_ = 0;
+};
+
+std::string read_file(const std::filesystem::path& path);
+void write_file(const std::filesystem::path& path, std::string_view contents);  // a FileWriter's whole life
+
+// Steps for whoever stages a folder of files: data, then the entries, then the name, each made durable.
+void sync_path(const std::filesystem::path& path);                                       // a file or a folder
+void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);  // and syncs to's folder
+void make_folders(const std::filesystem::path& path);
+int64_t free_bytes(const std::filesystem::path& folder);  // what an unprivileged user may still write there
+
+}  // namespace octet

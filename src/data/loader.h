@@ -1,0 +1,68 @@
+#pragma once
+// Training samples from token files. Sample g of the endless sequence over all epochs is a pure function of (files,
+// config, g): nothing is stored, so a resumed run, another rank or another batch size reads the same sequence.
+// Step s of a run with a global batch of G samples takes samples [sG, (s+1)G); rank r of R takes its contiguous share.
+//
+// Window i of a file is its tokens [iT, iT + T], of which the first T are inputs and the last T targets. So each token
+// but a file's first is a target in exactly one window; the last window is padded (targets kIgnore).
+//   no weights   an epoch is all windows of all files, in order or permuted by (seed, epoch)
+//   weights      blocks of 2^16 samples hold each entry's share exactly, in an order permuted by (seed, block); each
+//                entry runs through its own epochs. An "epoch" of the mixture is as many samples as there are windows.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/token_file.h"
+
+namespace octet {
+
+class Mixture;
+inline constexpr int32_t kIgnore = -100;  // a target without loss
+
+struct Batch {
+  std::vector<int32_t> tokens, targets;  // [batch, seq_len]
+  int64_t batch = 0, seq_len = 0;
+};
+
+enum class Split { all, train, held_out };  // of each file's windows the last `held_out` part is held out
+
+struct LoaderConfig {
+  std::vector<std::string> files;  // names or globs
+  std::vector<double> weights;     // one per entry of `files`, or none
+  int64_t seq_len = 0;
+  int64_t vocab_size = 0;  // the model's
+  uint64_t seed = 0;
+  bool shuffle = true;
+  bool ignore_document_starts = false;  // no loss on a document's first token, which nothing before it can predict
+  Split split = Split::all;
+  double held_out = 0;  // fraction; at least one window of each file
+};
+
+class Loader {
+ public:
+  explicit Loader(LoaderConfig config);
+  Loader(Loader&&) noexcept;
+  ~Loader();
+
+  int64_t samples_per_epoch() const;
+  Batch batch(int64_t first_sample, int64_t count) const;
+  int64_t valid_targets(int64_t first_sample, int64_t count) const;  // from counts alone: reads no token
+  uint64_t fingerprint() const;                                      // of all that decides what sample g is
+  uint64_t tokenizer_fingerprint() const;                            // the same in every file
+  double source_bytes_per_token() const;                             // of the files, for bits per byte; 0 if unknown
+  void verify() const;                                               // scans every file
+
+ private:
+  struct Source;
+  struct Window;
+  Window locate(int64_t sample) const;
+  LoaderConfig config_;
+  std::vector<Source> sources_;       // one without weights, else one per entry
+  std::unique_ptr<Mixture> mixture_;  // with weights
+  int64_t windows_ = 0;
+};
+
+std::vector<std::string> expand_globs(const std::vector<std::string>& patterns);  // sorted; nothing found is an error
+
+}  // namespace octet

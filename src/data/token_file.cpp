@@ -1,0 +1,175 @@
+#include "data/token_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+
+namespace octet {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and mapped as they are");
+constexpr const char* kRemake = ": make it again with 'octet tokenize'";
+
+uint64_t index_offset_for(uint64_t tokens, uint32_t width) { return (sizeof(TokenFileHeader) + tokens * width + 7) / 8 * 8; }
+
+// Each length is compared with what the file really holds by division, so that no lie can overflow a product.
+TokenFileHeader checked_header(const MappedFile& file) {
+  const std::string name = "token file '" + file.path().string() + "' ";
+  const std::string_view bytes = file.bytes();
+  TokenFileHeader h;
+  const size_t magic_bytes = std::min(bytes.size(), h.magic.size());
+  if (magic_bytes == 0 || std::memcmp(bytes.data(), h.magic.data(), magic_bytes) != 0)
+    bad_input("'", file.path().string(), "' is not a token file: make one from text or JSONL with 'octet tokenize'");
+  if (bytes.size() < sizeof h) bad_input(name, "is truncated within its header (", bytes.size(), " bytes)", kRemake);
+  std::memcpy(&h, bytes.data(), sizeof h);
+  if (h.version > TokenFileHeader::kVersion)
+    bad_input(name, "has format version ", h.version, ", newer than this program's ", TokenFileHeader::kVersion,
+              ": use a newer octet, or make it again with this one");
+  if (h.version == 0) bad_input(name, "has format version 0, which never was", kRemake);
+  if (h.vocab_size < 1 || h.vocab_size > uint64_t(INT32_MAX))
+    bad_input(name, "claims a vocabulary of ", h.vocab_size, " entries", kRemake);
+  if (h.token_bytes != TokenFileHeader::width_for(int64_t(h.vocab_size)))
+    bad_input(name, "claims ", h.token_bytes, " bytes a token; a vocabulary of ", h.vocab_size, " takes ",
+              TokenFileHeader::width_for(int64_t(h.vocab_size)), kRemake);
+  const uint64_t room = bytes.size() - sizeof h;
+  if (h.tokens > room / h.token_bytes)
+    bad_input(name, "is truncated: its header promises ", h.tokens, " tokens, ", bytes.size(), " bytes hold at most ",
+              room / h.token_bytes, kRemake);
+  if (h.index_offset != index_offset_for(h.tokens, h.token_bytes))
+    bad_input(name, "has its document index at byte ", h.index_offset, " instead of ",
+              index_offset_for(h.tokens, h.token_bytes), kRemake);
+  const uint64_t index_bytes = bytes.size() < h.index_offset ? 0 : bytes.size() - h.index_offset;
+  if (bytes.size() < h.index_offset || h.documents > index_bytes / 8)
+    bad_input(name, "is truncated: its index of ", h.documents, " documents does not fit in ", bytes.size(), " bytes", kRemake);
+  if (h.documents * 8 != index_bytes)
+    bad_input(name, "has ", index_bytes - h.documents * 8, " bytes after its end", kRemake);
+  if (h.documents > h.tokens || (h.documents == 0) != (h.tokens == 0))
+    bad_input(name, "claims ", h.documents, " documents in ", h.tokens, " tokens", kRemake);
+  return h;
+}
+
+}  // namespace
+
+TokenFile::TokenFile(const std::filesystem::path& path) : file_(path), header_(checked_header(file_)) {
+  if (documents() > 0 && (document_start(0) != 0 || document_start(documents() - 1) >= tokens()))
+    bad_input("token file '", path.string(), "' has a damaged document index", kRemake);
+}
+
+uint32_t TokenFile::at(int64_t position) const {
+  const char* from = file_.bytes().data() + sizeof header_ + position * header_.token_bytes;
+  uint32_t wide = 0;
+  std::memcpy(&wide, from, header_.token_bytes);
+  return wide;
+}
+
+void TokenFile::read(int64_t first, std::span<int32_t> out) const {
+  const int64_t n = int64_t(out.size());
+  CHECK(first >= 0 && n <= tokens() && first <= tokens() - n, "tokens [", first, ", +", n, ") of ", path().string());
+  const char* from = file_.bytes().data() + sizeof header_ + first * header_.token_bytes;
+  if (header_.token_bytes == 2) {
+    for (int64_t i = 0; i < n; ++i) {
+      uint16_t id;
+      std::memcpy(&id, from + 2 * i, 2);
+      out[size_t(i)] = id;
+    }
+  } else {
+    std::memcpy(out.data(), from, size_t(n) * 4);
+  }
+  const uint32_t vocab = uint32_t(header_.vocab_size);
+  for (int64_t i = 0; i < n; ++i)
+    if (uint32_t(out[size_t(i)]) >= vocab) [[unlikely]]
+      bad_input("token file '", path().string(), "': token ", first + i, " has id ", at(first + i),
+                ", its vocabulary has ", vocab, " entries", kRemake);
+}
+
+int64_t TokenFile::document_start(int64_t document) const {
+  CHECK(document >= 0 && document < documents(), "document ", document, " of ", path().string());
+  int64_t start;
+  std::memcpy(&start, file_.bytes().data() + header_.index_offset + 8 * document, 8);
+  return start;
+}
+
+int64_t TokenFile::documents_before(int64_t position) const {
+  int64_t low = 0, high = documents();  // the answer lies in [low, high]
+  while (low < high) {
+    const int64_t mid = low + (high - low) / 2;
+    if (document_start(mid) < position) low = mid + 1;
+    else high = mid;
+  }
+  return low;
+}
+
+void TokenFile::verify() const {
+  std::vector<int32_t> ids(size_t(std::min<int64_t>(tokens(), 1 << 20)));
+  for (int64_t first = 0; first < tokens(); first += int64_t(ids.size()))
+    read(first, std::span(ids).first(size_t(std::min(int64_t(ids.size()), tokens() - first))));
+  for (int64_t d = 1; d < documents(); ++d)
+    if (document_start(d) <= document_start(d - 1) || document_start(d) >= tokens())
+      bad_input("token file '", path().string(), "': document ", d, " starts at token ", document_start(d),
+                ", the one before at ", document_start(d - 1), " of ", tokens(), kRemake);
+}
+
+// ---- writing
+
+struct TokenFileWriter::Index {
+  std::FILE* file;
+  ~Index() { std::fclose(file); }
+};
+
+TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, const TokenFileHeader& like) : file_(path) {
+  CHECK(like.vocab_size >= 1 && like.vocab_size <= uint64_t(INT32_MAX), "a vocabulary of ", like.vocab_size);
+  header_.vocab_size = like.vocab_size;
+  header_.token_bytes = TokenFileHeader::width_for(int64_t(like.vocab_size));
+  header_.tokenizer_fingerprint = like.tokenizer_fingerprint;
+  header_.flags = like.flags;
+  header_.bos_id = like.bos_id;
+  header_.eos_id = like.eos_id;
+  file_.write(&header_, sizeof header_);  // a placeholder: finish() writes the counts
+
+  const std::string name = path.string() + ".index.tmp";
+  std::FILE* index = std::fopen(name.c_str(), "w+b");
+  if (!index) throw SystemError(concat("cannot write '", name, "': ", std::strerror(errno)));
+  index_ = std::make_unique<Index>(Index{index});
+  ::unlink(name.c_str());
+}
+TokenFileWriter::~TokenFileWriter() = default;
+
+void TokenFileWriter::begin_document() {
+  if (std::fwrite(&header_.tokens, 8, 1, index_->file) != 1)
+    throw SystemError(concat("cannot write '", file_.path().string(), "': ", std::strerror(errno)));
+  ++header_.documents;
+}
+
+void TokenFileWriter::append(std::span<const int32_t> tokens) {
+  CHECK(header_.documents > 0, "tokens before the first document");
+  packed_.clear();
+  for (const int32_t id : tokens) {
+    CHECK(id >= 0 && uint64_t(id) < header_.vocab_size, "token id ", id, " of ", header_.vocab_size);
+    packed_.append(reinterpret_cast<const char*>(&id), header_.token_bytes);
+  }
+  file_.write(packed_);
+  header_.tokens += tokens.size();
+}
+
+void TokenFileWriter::finish() {
+  header_.index_offset = index_offset_for(header_.tokens, header_.token_bytes);
+  const char zeros[8] = {};
+  file_.write(zeros, int64_t(header_.index_offset) - file_.written());
+  std::rewind(index_->file);
+  std::vector<char> buffer(1 << 16);
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), index_->file)) file_.write(buffer.data(), int64_t(n));
+  if (std::ferror(index_->file) || file_.written() != int64_t(header_.index_offset + 8 * header_.documents))
+    throw SystemError(concat("cannot write '", file_.path().string(), "': its document index was lost: is the disk full?"));
+  file_.overwrite(0, &header_, sizeof header_);
+  file_.commit();
+}
+
+}  // namespace octet

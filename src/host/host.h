@@ -1,0 +1,46 @@
+#pragma once
+// Host: what the processes of a run say to each other without a device. Threads of one process, or MPI.
+// Compiled once: the loader and the checkpoints need it as well as the engines do.
+#include <functional>
+#include <memory>
+
+namespace octet {
+
+class Host {
+ public:
+  virtual ~Host() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int local_rank() const = 0;  // among the ranks of this machine: the card's index
+  virtual int local_size() const = 0;
+  virtual void all_gather(void* all, const void* mine, size_t bytes) = 0;  // all = concat over ranks of mine
+  virtual void barrier() = 0;
+  virtual std::unique_ptr<Host> split(int colour, int size) = 0;  // a group of `size` ranks for each colour, in rank order
+  // Ends the job on all ranks now; called when a rank fails. Returns only where ending is done elsewhere.
+  virtual void abort(int exit_code) noexcept = 0;
+};
+
+class LoneHost final : public Host {  // rank 0 of `size` with nobody else there: single runs, plans
+ public:
+  explicit LoneHost(int size = 1, int local_size = 0) : size_(size), local_size_(local_size ? local_size : size) {}
+  int rank() const override { return 0; }
+  int size() const override { return size_; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return local_size_; }
+  void all_gather(void* all, const void* mine, size_t bytes) override;
+  void barrier() override {}
+  std::unique_ptr<Host> split(int, int size) override { return std::make_unique<LoneHost>(size, local_size_); }
+  void abort(int) noexcept override {}
+
+ private:
+  int size_, local_size_;
+};
+
+// Runs body on `size` threads of this process, one rank each. The first exception ends the other ranks at their next
+// barrier and is rethrown here.
+void run_threads(int size, const std::function<void(Host&)>& body);
+
+// The ranks that mpirun or srun started; null when the program was started alone or built without MPI.
+std::unique_ptr<Host> mpi_host(int* argc, char*** argv);
+
+}  // namespace octet
