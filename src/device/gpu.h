@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -53,6 +54,7 @@ class Profile {
 
 struct Device::Impl {
   int index = 0;
+  std::string name;
   cublasLtHandle_t lt = nullptr;
   std::unordered_map<cudaStream_t, void*> workspaces;  // kProductWorkspace bytes each: two streams must not share one
   std::shared_ptr<void> products;                      // ops/gpu/gemm_plans.h

@@ -1,0 +1,206 @@
+// The gpu engine's device: CUDA's runtime behind device.h. Nothing here launches a kernel.
+#include <utility>
+
+#include "device/gpu.h"
+
+#if __has_include(<nvtx3/nvToolsExt.h>)  // headers alone; they find a profiler at run time, if one is there
+#include <nvtx3/nvToolsExt.h>
+#define OCTET_RANGE_PUSH(name) nvtxRangePushA(name)
+#define OCTET_RANGE_POP() nvtxRangePop()
+#else
+#define OCTET_RANGE_PUSH(name) void(name)
+#define OCTET_RANGE_POP() void()
+#endif
+
+namespace octet::BACKEND {
+namespace {
+
+double gib(size_t bytes) { return double(bytes) / double(size_t{1} << 30); }
+
+struct DeviceMemory {
+  size_t free = 0, total = 0;
+};
+DeviceMemory device_memory(const Device::Impl& d) {
+  CUDA_CHECK(cudaSetDevice(d.index));
+  DeviceMemory m;
+  CUDA_CHECK(cudaMemGetInfo(&m.free, &m.total));
+  return m;
+}
+
+}  // namespace
+
+bool device_available() { return device_count() > 0; }
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();  // no driver or no card is an answer, not an error that the next call should report
+  return 0;
+}
+
+Device::Device(const Options& o) : options_(o), impl_(std::make_unique<Impl>()) {
+  const int count = device_count();
+  if (o.index < 0 || o.index >= count)
+    bad_input("the rank wants GPU ", o.index, " of this machine, but CUDA sees ", count,
+              count ? ": start one rank a GPU (CUDA_VISIBLE_DEVICES limits what is seen)"
+                    : ": see that the driver is loaded (nvidia-smi), or set \"device\" to \"cpu\"");
+  CUDA_CHECK(cudaSetDevice(o.index));
+  cudaDeviceProp p{};
+  CUDA_CHECK(cudaGetDeviceProperties(&p, o.index));
+  target_ = {.cuda = true,
+             .compute_capability = 10 * p.major + p.minor,
+             .multiprocessors = p.multiProcessorCount,
+             .cudnn = o.target.cudnn,
+             .deterministic = o.deterministic};
+  impl_->index = o.index;
+  impl_->name = p.name;
+  CUBLAS_CHECK(cublasLtCreate(&impl_->lt));
+}
+Device::~Device() = default;
+
+std::string Device::name() const { return impl_->name; }
+size_t Device::total_bytes() const { return device_memory(*impl_).total; }
+size_t Device::used_bytes() const {
+  const DeviceMemory m = device_memory(*impl_);
+  return m.total - m.free;
+}
+WorkLog Device::take_work() { return impl_->profile.take(); }
+
+Device::Impl::~Impl() {
+  attention.reset();
+  products.reset();  // both hold what belongs to handles
+  for (const auto& [stream, p] : workspaces) cudaFree(p);
+  if (lt) cublasLtDestroy(lt);
+}
+
+void* Device::Impl::workspace(Stream& s) {
+  void*& p = workspaces[raw(s)];
+  if (!p) p = device_alloc(s.device(), kProductWorkspace);  // cudaMalloc aligns to 256 bytes at least
+  return p;
+}
+
+Profile::~Profile() {
+  for (const Record& r : records_) free_.insert(free_.end(), {r.start, r.stop});
+  for (cudaEvent_t e : free_) cudaEventDestroy(e);
+}
+
+cudaEvent_t Profile::event() {
+  cudaEvent_t e = nullptr;
+  if (free_.empty()) {
+    CUDA_CHECK(cudaEventCreate(&e));
+  } else {
+    e = free_.back();
+    free_.pop_back();
+  }
+  return e;
+}
+
+void Profile::start(Stream& s, Kernel k) {
+  if (depth_++ > 0) return;
+  constexpr size_t kMostRecords = 1 << 14;  // bounds the events of a run that nobody asks for its work
+  if (records_.size() >= kMostRecords) settle();
+  records_.push_back({k, event(), event()});
+  OCTET_RANGE_PUSH(name_of(k));
+  CUDA_CHECK(cudaEventRecord(records_.back().start, raw(s)));
+}
+
+void Profile::stop(Stream& s) noexcept {
+  if (--depth_ > 0) return;
+  (void)cudaEventRecord(records_.back().stop, raw(s));  // ends in a destructor: settle() reports what went wrong
+  OCTET_RANGE_POP();
+}
+
+void Profile::settle() {
+  for (const Record& r : records_) {
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventSynchronize(r.stop));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, r.start, r.stop));
+    Work& w = sums_[size_t(r.kernel)];
+    w.seconds += 1e-3 * double(milliseconds);
+    ++w.calls;
+    free_.insert(free_.end(), {r.start, r.stop});
+  }
+  records_.clear();
+}
+
+WorkLog Profile::take() {
+  settle();
+  return std::exchange(sums_, {});
+}
+
+Stream::Stream(Device& d, Priority priority) : device_(d) {
+  CUDA_CHECK(cudaSetDevice(d.impl().index));
+  int lowest = 0, highest = 0;
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  cudaStream_t s = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, priority == Priority::high ? highest : lowest));
+  native_ = s;
+}
+Stream::~Stream() {
+  auto& workspaces = device_.impl().workspaces;
+  if (const auto found = workspaces.find(raw(*this)); found != workspaces.end()) {
+    cudaFree(found->second);
+    workspaces.erase(found);
+  }
+  cudaStreamDestroy(raw(*this));
+}
+void Stream::synchronize() { CUDA_CHECK(cudaStreamSynchronize(raw(*this))); }
+
+Event::Event(Device& d) {
+  CUDA_CHECK(cudaSetDevice(d.impl().index));
+  cudaEvent_t e = nullptr;
+  CUDA_CHECK(cudaEventCreate(&e));
+  native_ = e;
+}
+Event::~Event() { cudaEventDestroy(static_cast<cudaEvent_t>(native_)); }
+void Event::record(Stream& s) { CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(native_), raw(s))); }
+void Event::wait(Stream& s) const { CUDA_CHECK(cudaStreamWaitEvent(raw(s), static_cast<cudaEvent_t>(native_), 0)); }
+void Event::synchronize() const { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(native_))); }
+double Event::seconds_since(const Event& start) const {
+  float milliseconds = 0;
+  CUDA_CHECK(
+      cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start.native_), static_cast<cudaEvent_t>(native_)));
+  return 1e-3 * double(milliseconds);
+}
+
+void* device_alloc(Device& d, size_t bytes) {
+  void* p = nullptr;
+  CUDA_CHECK(cudaSetDevice(d.impl().index));
+  const cudaError_t error = cudaMalloc(&p, bytes ? bytes : 1);  // never null: an empty tensor is still a tensor
+  if (error == cudaSuccess) return p;
+  (void)cudaGetLastError();
+  if (error != cudaErrorMemoryAllocation) CUDA_CHECK(error);
+  const DeviceMemory m = device_memory(d.impl());
+  throw SystemError(concat("GPU ", d.impl().index, " (", d.name(), ") has no room for ", gib(bytes),
+                           " GiB: ", gib(m.free), " GiB of ", gib(m.total),
+                           " GiB are free. See whether other processes use it (nvidia-smi); else use a smaller "
+                           "micro-batch, recompute more blocks or spread the run over more ranks (octet plan "
+                           "shows what each would save)"));
+}
+void device_free(Device&, void* p) noexcept { cudaFree(p); }
+
+void* pinned_alloc(size_t bytes) {
+  void* p = nullptr;
+  CUDA_CHECK(cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable));  // portable: ranks may be threads
+  return p;
+}
+void pinned_free(void* p) noexcept { cudaFreeHost(p); }
+
+void copy_to_device(Stream& s, void* dst, const void* src, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, raw(s)));
+}
+void copy_to_host(Stream& s, void* dst, const void* src, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, raw(s)));
+}
+void copy(Stream& s, Tensor dst, Tensor src) {
+  CHECK(dst.dtype == src.dtype && dst.numel() == src.numel(), name_of(dst.dtype), dst.shape, " = ", name_of(src.dtype),
+        src.shape);
+  const Timed timed(s, Kernel::copy);
+  CUDA_CHECK(cudaMemcpyAsync(dst.data, src.data, src.bytes(), cudaMemcpyDeviceToDevice, raw(s)));
+}
+void fill_byte(Stream& s, void* p, int byte, size_t bytes) {
+  const Timed timed(s, Kernel::copy);
+  CUDA_CHECK(cudaMemsetAsync(p, byte, bytes, raw(s)));
+}
+
+}  // namespace octet::BACKEND
