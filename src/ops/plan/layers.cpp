@@ -1,0 +1,74 @@
+// The operations of the layers as counts: bytes that must move; element-wise arithmetic is not counted as FLOPs.
+#include <algorithm>
+
+#include "ops/plan/bytes.h"
+
+namespace octet::BACKEND {
+
+void embedding_forward(Stream& s, Tensor y, Tensor tokens, Tensor) {
+  count(s, Kernel::embedding, 0, bytes(y, y, tokens));  // of w only the rows that y copies
+}
+void embedding_backward(Stream& s, Tensor dw, Tensor dy, Tensor tokens, Tensor order) {
+  const double rows = double(std::min(dw.rows(), dy.rows()));  // of dw that are touched, at most
+  count(s, Kernel::embedding, 0, bytes(dy, tokens, order) + 2 * rows * double(dw.cols()) * double(size_of(dw.dtype)));
+}
+
+void rmsnorm_forward(Stream& s, Operand y, Tensor rstd, Tensor x, Tensor w, double) {
+  count(s, Kernel::norm, 0, bytes(y, rstd, x, w));
+}
+void rmsnorm_backward(Stream& s, const RmsnormBackward& g) {
+  count(s, Kernel::norm, 0, bytes(g.dx, g.dx, g.dw, g.dw, g.dy, g.x, g.w, g.rstd, g.partial, g.partial));
+}
+void layernorm_forward(Stream& s, const LayernormForward& f) {
+  count(s, Kernel::norm, 0, bytes(f.y, f.mean, f.rstd, f.x, f.w, f.b));
+}
+void layernorm_backward(Stream& s, const LayernormBackward& g) {
+  count(s, Kernel::norm, 0,
+        bytes(g.dx, g.dx, g.dw, g.dw, g.db, g.db, g.dy, g.x, g.w, g.mean, g.rstd, g.partial, g.partial));
+}
+
+namespace {
+double rotated_bytes(Tensor qkv, const Rope& rope) {  // the first R dimensions of each q and k head
+  const int64_t R = rope.table.shape[1] * 2;
+  return double(qkv.rows()) * double((rope.heads.H + rope.heads.G) * R) * double(size_of(qkv.dtype));
+}
+}  // namespace
+void rope_forward(Stream& s, Tensor qkv, const Rope& rope) { count(s, Kernel::rope, 0, 2 * rotated_bytes(qkv, rope)); }
+void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
+  const bool in_place = d_out.plain.data == d_in.data;
+  if (in_place && !d_out.q && !d_out.q_t && !d_out.slot.amax) count(s, Kernel::rope, 0, 2 * rotated_bytes(d_in, rope));
+  else
+    count(s, Kernel::rope, 0,
+          bytes(d_out.q, d_out.q_t, d_in) + (in_place ? rotated_bytes(d_in, rope) : bytes(d_out.plain)));
+}
+
+namespace {
+// Pairs of a query and a key, taken as an area: T*T/2 for a causal sequence, a band of width w below the diagonal with
+// a window. One product over all heads costs 2*D*H FLOPs a pair.
+double product_flops(const Attention& a) {
+  const double T = double(a.T), w = a.window > 0 ? std::min(T, double(a.window)) : T;
+  return 2 * double(a.B) * double(a.heads.H * a.heads.D) * (w * T - w * w / 2);
+}
+}  // namespace
+void attention_forward(Stream& s, Tensor o, Tensor lse, Tensor qkv, const Attention& a, Tensor) {
+  count(s, Kernel::attention_forward, 2 * product_flops(a), bytes(o, lse, qkv));
+}
+void attention_backward(Stream& s, const AttentionBackward& g, const Attention& a) {
+  // dv, dp, dq and dk; that the scores are computed once more is not counted
+  count(s, Kernel::attention_backward, 4 * product_flops(a), bytes(g.dqkv, g.d_o, g.o, g.lse, g.qkv));
+}
+
+void swiglu_forward(Stream& s, Operand y, Tensor gu) { count(s, Kernel::activation, 0, bytes(y, gu)); }
+void swiglu_backward(Stream& s, Operand dgu, Tensor dy, Tensor gu) {
+  count(s, Kernel::activation, 0, bytes(dgu, dy, gu));
+}
+void gelu_forward(Stream& s, Operand y, Tensor x, Gelu) { count(s, Kernel::activation, 0, bytes(y, x)); }
+void gelu_backward(Stream& s, Operand dx, Tensor dy, Tensor x, Gelu) {
+  count(s, Kernel::activation, 0, bytes(dx, dy, x));
+}
+
+void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int64_t, double, Backward backward) {
+  count(s, Kernel::loss, 0, bytes(losses, logits, targets) + (backward == Backward::yes ? bytes(logits) : 0));
+}
+
+}  // namespace octet::BACKEND
