@@ -11,9 +11,13 @@ class Host {
   virtual ~Host() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual int local_rank() const = 0;  // among the ranks of this machine: the card's index
+  // Among all ranks of this machine, also of a group: the card's index. OCTET_LOCAL_SIZE=n makes machines of n ranks each.
+  virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
+  virtual bool shares_memory() const = 0;  // the ranks may read one another's memory, as threads do
   virtual void all_gather(void* all, const void* mine, size_t bytes) = 0;  // all = concat over ranks of mine
+  virtual void all_to_all(void* all, const void* mine, size_t bytes) = 0;  // the r-th `bytes` of mine go to rank r
+  virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual void barrier() = 0;
   virtual std::unique_ptr<Host> split(int colour, int size) = 0;  // a group of `size` ranks for each colour, in rank order
   // Ends the job on all ranks now; called when a rank fails. Returns only where ending is done elsewhere.
@@ -27,7 +31,10 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
   int size() const override { return size_; }
   int local_rank() const override { return 0; }
   int local_size() const override { return local_size_; }
+  bool shares_memory() const override { return true; }
   void all_gather(void* all, const void* mine, size_t bytes) override;
+  void all_to_all(void* all, const void* mine, size_t bytes) override;
+  void broadcast(void*, size_t, int) override {}
   void barrier() override {}
   std::unique_ptr<Host> split(int, int size) override { return std::make_unique<LoneHost>(size, local_size_); }
   void abort(int) noexcept override {}
@@ -40,7 +47,8 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
 // barrier and is rethrown here.
 void run_threads(int size, const std::function<void(Host&)>& body);
 
-// The ranks that mpirun or srun started; null when the program was started alone or built without MPI.
+// The ranks that mpirun or srun started; null when the program was started alone. InputError when several were started and
+// this build has no MPI. The result outlives every group made from it; ending it ends MPI.
 std::unique_ptr<Host> mpi_host(int* argc, char*** argv);
 
 }  // namespace octet
