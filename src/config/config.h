@@ -1,0 +1,61 @@
+#pragma once
+// The configuration of a run: a JSON file (comments with // are allowed) whose sections are the structs below, changed
+// by section.key=value of the command line. What is wrong with it is an InputError that names file and key.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/model.h"
+#include "config/precision.h"
+#include "config/system.h"
+#include "config/training.h"
+
+namespace octet {
+
+enum class Device { automatic, cuda, cpu };
+
+struct RunConfig : Section {
+  RunConfig() : Section("") {}
+  ModelConfig model;
+  DataConfig data;
+  TrainingConfig training;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  PrecisionConfig precision;
+  Fp8Config fp8;
+  ParallelConfig parallel;
+  MemoryConfig memory;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+  Choice<Device> device{this,
+                        "device",
+                        Device::automatic,
+                        "auto: a GPU where one is found, else the CPU",
+                        {{"auto", Device::automatic}, {"cuda", Device::cuda}, {"cpu", Device::cpu}}};
+
+  std::vector<Section*> sections();  // all but the model, which is no Section; the run itself last
+};
+
+// overrides: "section.key=value", the value as JSON or as bare text; later ones win. Derived defaults are filled in and
+// what is independent of the number of ranks is validated.
+RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+RunConfig parse_config(std::string_view text, const std::string& where, const std::vector<std::string>& overrides = {});
+json resolved(const RunConfig& config);  // every option with its value: as a file, it gives the same config
+
+// The cross-checks. With ranks: the batch divides among them.
+void validate(const RunConfig& config, int64_t ranks = 1);
+void require_training(const RunConfig& config);  // data and a length, which a plan or a benchmark does without
+
+int64_t tokens_per_step(const RunConfig& config);
+int64_t total_steps(const RunConfig& config);                 // 0 when neither steps nor tokens are given
+int64_t micro_steps(const RunConfig& config, int64_t ranks);  // micro-batches of a step on each rank
+
+struct OptionLine {  // a row of the table of all options
+  std::string path, type, value, limits, help;
+  std::vector<std::string> aliases;
+  bool hidden = false;
+};
+std::vector<OptionLine> all_options();                    // with their defaults, the model's included
+std::string option_table(std::string_view section = "");  // for `octet help`: all, or those of one section
+
+}  // namespace octet
