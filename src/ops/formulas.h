@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/float.h"
+#include "base/rng.h"
+
 namespace octet {
 
 template <class R> constexpr R sigmoid(R x) { return R(1) / (R(1) + std::exp(-x)); }
@@ -59,6 +62,49 @@ constexpr float delayed_scale(const ScaleRule& r, float scale, float last, float
   if (r.most_recent) amax = last;
   if (!r.rescale || !(amax > 0 && amax <= kLargestFloat)) return scale;
   return scale_of(r.largest, amax, r.power_of_2);
+}
+
+// ---- the optimizer step
+
+// bf16 rounded up with the probability of what lies below its last bit: `random16` < 2^16 is added there, then cut off.
+constexpr bf16 round_stochastic(float f, uint32_t random16) {
+  const uint32_t u = std::bit_cast<uint32_t>(f);
+  bf16 y{};
+  if ((u & 0x7f800000u) == 0x7f800000u) return bf16(f);  // inf and NaN have no neighbour
+  y.bits = uint16_t((u + (random16 & 0xffffu)) >> 16);
+  return y;
+}
+// 64 random bits for element `index` of a parameter in step `step`: 16 each for master, m and v, from the lowest on.
+constexpr uint64_t rounding_bits(uint64_t seed, uint64_t step, uint64_t stream, uint64_t index) {
+  return random_bits(seed ^ mix(step + 1), stream, index);
+}
+
+// AdamW of one element in R. `t` counts updates from 1; the corrections are computed in f64 and once for many elements.
+template <class R> struct AdamwScalars {
+  R lr, beta1, beta2, eps, decay, clip, correction1, correction2;
+};
+struct AdamwRates {
+  double lr, beta1, beta2, eps, decay, clip;
+};
+template <class R> constexpr AdamwScalars<R> adamw_scalars(const AdamwRates& a, uint32_t t) {
+  return {R(a.lr),    R(a.beta1), R(a.beta2), R(a.eps),
+          R(a.decay), R(a.clip),  R(1 / (1 - std::pow(a.beta1, double(t)))), R(1 / (1 - std::pow(a.beta2, double(t))))};
+}
+template <class R> constexpr void adamw_element(R& w, R& m, R& v, R grad, const AdamwScalars<R>& a) {
+  const R g = a.clip * grad;
+  m = a.beta1 * m + (R(1) - a.beta1) * g;
+  v = a.beta2 * v + (R(1) - a.beta2) * g * g;
+  w -= a.lr * (m * a.correction1 / (std::sqrt(v * a.correction2) + a.eps) + a.decay * w);
+}
+
+// Norm, clipping factor and the decision to skip, from the sums of the step (ops.h: StepState).
+template <class State> constexpr void finish_step(State& s, double max_norm) {
+  const double norm = std::sqrt(s.squares);
+  const bool finite = std::isfinite(s.loss) && norm <= double(kLargestFloat);  // false for NaN too
+  s.norm = float(norm);
+  s.clip = finite && max_norm > 0 && norm > max_norm ? float(max_norm / norm) : 1.f;
+  s.skip = !finite || s.nonfinite_casts > 0;
+  ++(s.skip ? s.skipped : s.updates);
 }
 
 }  // namespace octet
