@@ -120,7 +120,7 @@ void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint
 
 // ---- the optimizer step. One record in device memory; a copy of it comes home with the log, a step late.
 struct StepState {
-  double loss = 0;             // summed over the valid targets of the global batch, already divided by their number
+  double loss = 0;             // summed over the valid targets of the global batch; the log divides it by their number
   double squares = 0;          // of the gradients
   float norm = 0, clip = 1;    // global norm before clipping; factor on every gradient
   uint32_t skip = 0;           // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN

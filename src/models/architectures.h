@@ -1,0 +1,16 @@
+#pragma once
+// The block of each architecture, one file each, and what they share.
+#include <cmath>
+
+#include "models/model.h"
+
+namespace octet::BACKEND {
+
+std::unique_ptr<Block> llama_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
+
+// Of the projections that write into the residual stream; scaled by depth on request (GPT-2's rule).
+inline double residual_std(const ModelConfig& c) {
+  return c.scaled_init ? c.initializer_range / std::sqrt(2. * double(c.num_layers)) : c.initializer_range;
+}
+
+}  // namespace octet::BACKEND

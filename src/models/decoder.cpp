@@ -1,0 +1,135 @@
+#include <cmath>
+
+#include "models/model.h"
+
+namespace octet::BACKEND {
+namespace {
+// Padded so that products with the vocabulary keep 16-byte rows whatever the tokenizer; padding never leaves the program.
+int64_t padded(int64_t vocabulary) { return (vocabulary + 127) / 128 * 128; }
+}  // namespace
+
+Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
+    : config_(c), options_(options), rope_dtype_(wide(b.params.options().plain)), inputs_(size_t(c.num_layers)), marks_(size_t(c.num_layers)) {
+  const Architecture& names = architecture(c.arch);
+  const Shape table{padded(c.vocab_size), c.hidden_size};
+  if (!options_.head_chunk) options_.head_chunk = 4096;
+  b.params.begin_unit("embedding", Residence::own);
+  embedding_ = std::make_unique<Embedding>(b, names.embedding, table, c.initializer_range);
+  for (int64_t l = 0; l < c.num_layers; ++l) {
+    b.params.begin_unit(concat("block ", l), Residence::rotating);
+    blocks_.push_back(names.block(b, c, l, rope_table_));
+  }
+  b.params.begin_unit("head", Residence::own);
+  norm_ = std::make_unique<Norm>(b, names.final_norm, Norm::Options{names.norm, c.hidden_size, c.norm_eps});
+  const Param w = c.tie_embeddings ? embedding_->weight() : b.params.add({{names.head, table}}, {.std = c.initializer_range});
+  head_ = std::make_unique<LossHead>(w, LossHead::Options{.vocabulary = c.vocab_size, .chunk = options_.head_chunk});
+}
+
+void Decoder::materialise(Stream& s, Arena& memory) {
+  const int64_t R = config_.rotary_dims();
+  rope_table_ = memory.alloc(rope_dtype_, {options_.max_tokens, R / 2, 2});
+  std::vector<double> table;
+  for (int64_t t = 0; t < options_.max_tokens; ++t)
+    for (int64_t i = 0; i < R / 2; ++i) {
+      const double angle = double(t) * std::pow(config_.rope_theta, -2. * double(i) / double(R));
+      table.push_back(std::cos(angle));
+      table.push_back(std::sin(angle));
+    }
+  const std::vector<float> narrow(table.begin(), table.end());
+  copy_to_device(s, rope_table_.data, rope_dtype_ == DType::f64 ? static_cast<const void*>(table.data()) : narrow.data(),
+                 rope_table_.bytes());
+  s.synchronize();  // the host vectors end here
+}
+
+void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double factor) {
+  CHECK(c.pass == Pass::train, "train() is the training pass");
+  const int64_t N = batch.tokens.numel();
+  c.saved.reset();
+  c.scratch.reset();
+  const Tensor d = c.saved.alloc(c.plain(), {N, config_.hidden_size});  // the gradient of the residual stream
+  const Tensor x = forward(c, embed(c, batch));
+  {
+    const auto tied = c.params.acquire(c.stream, 0, Use::backward);
+    const auto weights = c.params.acquire(c.stream, head_unit(), Use::backward);
+    const Arena::Scope scope(c.scratch);
+    const size_t mark = c.saved.mark();
+    const Tensor y = final_norm(c, x);
+    head_->train(c, loss, y, y, batch.targets, factor);  // y is its own gradient now
+    fill_zero(c.stream, d);
+    norm_->backward(c, d, y);
+    c.saved.rewind(mark);
+    c.params.reduce(c.stream, head_unit(), c.batch);
+  }
+  backward(c, d);
+  const auto weights = c.params.acquire(c.stream, 0, Use::backward);
+  embedding_->backward(c, d, batch.tokens, batch.order);
+  c.params.reduce(c.stream, 0, c.batch);
+}
+
+void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
+  c.saved.reset();
+  c.scratch.reset();
+  const Tensor x = forward(c, embed(c, batch));
+  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  head_->evaluate(c, losses, final_norm(c, x), batch.targets);
+}
+
+void Decoder::logits(Context& c, const DeviceBatch& batch, Tensor y) {
+  c.saved.reset();
+  c.scratch.reset();
+  const Tensor x = forward(c, embed(c, batch));
+  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  head_->logits(c, y, final_norm(c, x));
+}
+
+Tensor Decoder::embed(Context& c, const DeviceBatch& batch) {
+  const auto weights = c.params.acquire(c.stream, 0, c.pass == Pass::evaluate ? Use::evaluate : Use::forward);
+  const Tensor x = c.saved.alloc(c.plain(), {batch.tokens.numel(), config_.hidden_size});
+  embedding_->forward(c, x, batch.tokens);
+  return x;
+}
+
+Tensor Decoder::final_norm(Context& c, Tensor x) {
+  const Tensor y = c.saved.alloc(c.plain(), x.shape);
+  norm_->forward(c, {.plain = y}, x);
+  return y;
+}
+
+Tensor Decoder::forward(Context& c, Tensor x) {
+  const bool evaluates = c.pass == Pass::evaluate;
+  const Use use = evaluates ? Use::evaluate : Use::forward;
+  std::array<Tensor, 2> streams{x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
+  for (int64_t l = 0; l < config_.num_layers; ++l) {
+    const auto weights = c.params.acquire(c.stream, block_unit(l), use);
+    if (l + 1 < config_.num_layers) c.params.prefetch(c.stream, block_unit(l + 1), use);
+    const Arena::Scope scratch(c.scratch);
+    const Tensor y = evaluates ? streams[size_t(l + 1) % 2] : c.saved.alloc(x.dtype, x.shape);
+    marks_[size_t(l)] = c.saved.mark();
+    inputs_[size_t(l)] = x;
+    blocks_[size_t(l)]->forward(c, y, x);
+    if (evaluates || l < options_.recompute_blocks) c.saved.rewind(marks_[size_t(l)]);
+    x = y;
+  }
+  return x;
+}
+
+void Decoder::backward(Context& c, Tensor d) {
+  for (int64_t l = config_.num_layers - 1; l >= 0; --l) {
+    const auto weights = c.params.acquire(c.stream, block_unit(l), Use::backward);
+    if (l > 0) c.params.prefetch(c.stream, block_unit(l - 1), Use::backward);
+    const Arena::Scope scratch(c.scratch);
+    if (l < options_.recompute_blocks) {
+      c.saved.rewind(marks_[size_t(l)]);  // all above is of later blocks, and dead
+      Context again = c;
+      again.pass = Pass::recompute;
+      blocks_[size_t(l)]->forward(again, c.scratch.alloc(d.dtype, d.shape), inputs_[size_t(l)]);
+    }
+    blocks_[size_t(l)]->backward(c, d);
+    c.saved.rewind(marks_[size_t(l)]);
+    c.params.reduce(c.stream, block_unit(l), c.batch);
+  }
+}
+
+}  // namespace octet::BACKEND

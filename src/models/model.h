@@ -1,0 +1,67 @@
+#pragma once
+// A decoder is a stack of blocks between an embedding and a loss; an architecture is a Block and a few names
+// (models/registry.cpp). See models/llama.cpp.
+// Dimension key:  B batch   T time   N rows (= B*T)   C channels   V vocabulary   L layers
+#include <memory>
+
+#include "config/model.h"
+#include "nn/head.h"
+
+namespace octet::BACKEND {
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  virtual void forward(Context&, Tensor y /*(N,C)*/, Tensor x /*(N,C)*/) = 0;
+  virtual void backward(Context&, Tensor d /*(N,C)*/) = 0;  // d: dL/dy on entry, dL/dx on return
+};
+
+struct Architecture {
+  std::unique_ptr<Block> (*block)(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
+  Norm::Kind norm;
+  const char *embedding, *final_norm, *head;  // names of parameters (norm: without .weight)
+};
+const Architecture& architecture(Arch);       // models/registry.cpp
+
+struct DeviceBatch {                          // one micro-batch of a rank, on the device
+  Tensor tokens, targets;                     // (B,T) i32; target -100: no loss
+  Tensor order;                               // (N) i32: rows sorted by token, for the embedding's backward
+};
+
+struct DecoderOptions {
+  int64_t recompute_blocks = 0;  // the first N blocks keep only their input
+  int64_t max_tokens = 0;        // T at most
+  int64_t head_chunk = 0;        // rows of logits at a time; 0: chosen
+};
+
+class Decoder {
+ public:
+  Decoder(Builder, const ModelConfig&, const DecoderOptions&);
+  void materialise(Stream&, Arena& memory);   // the rotary table; after the parameters
+
+  // Forward and backward: loss += sum over valid targets, gradients += factor * theirs.
+  void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, double factor);
+  void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
+  void logits(Context&, const DeviceBatch&, Tensor y /*(N,V)*/);
+
+ private:
+  Tensor embed(Context&, const DeviceBatch&);
+  Tensor forward(Context&, Tensor x /*(N,C)*/);     // through all blocks -> (N,C)
+  void backward(Context&, Tensor d /*(N,C)*/);      // d was allocated before forward(): memory comes back block by block
+  Tensor final_norm(Context&, Tensor x);
+  int head_unit() const { return int(config_.num_layers) + 1; }
+  static int block_unit(int64_t l) { return int(l) + 1; }
+
+  ModelConfig config_;
+  DecoderOptions options_;
+  DType rope_dtype_;                                // f32 or f64: angles are never narrower
+  Tensor rope_table_{};
+  std::unique_ptr<Embedding> embedding_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::unique_ptr<Norm> norm_;
+  std::unique_ptr<LossHead> head_;
+  std::vector<Tensor> inputs_;                      // of each block, (N,C)
+  std::vector<size_t> marks_;                       // of c.saved, where each block began
+};
+
+}  // namespace octet::BACKEND

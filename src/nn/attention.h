@@ -1,0 +1,33 @@
+#pragma once
+// Multi-head causal self-attention with rotary embedding and grouped kv heads (Ainslie et al. 2023, arXiv:2305.13245).
+// N rows (= B*T)   C channels   W = heads.width() of the packed q, k, v
+#include "nn/linear.h"
+
+namespace octet::BACKEND {
+
+struct AttentionConfig {
+  Heads heads;
+  int64_t channels = 0, window = 0;
+  double scale = 1;
+};
+
+class SelfAttention {
+ public:
+  SelfAttention(const AttentionConfig& config, Linear qkv, Linear out, const Tensor& rope_table)
+      : config_(config), qkv_(std::move(qkv)), out_(std::move(out)), table_(rope_table) {}
+  Operand input(Context& c, int64_t rows) const { return qkv_.input(c, rows); }
+  void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/, Tensor residual);  // y = attention(x) [+ residual]
+  Tensor backward(Context&, Tensor dy /*(N,C)*/);                                           // -> dx (N,C), in scratch
+
+ private:
+  Rope rope(const Context& c) const { return {.table = table_, .heads = config_.heads, .T = c.T}; }
+  Attention shape(const Context& c) const {
+    return {.heads = config_.heads, .B = c.B, .T = c.T, .window = config_.window, .scale = config_.scale};
+  }
+  AttentionConfig config_;
+  Linear qkv_, out_;
+  const Tensor& table_;  // (positions, R/2, 2): the model's, made after the layers
+  Tensor qkv_saved_{}, o_{}, lse_{};
+};
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,59 @@
+#pragma once
+// What layers are declared with (Builder) and what they run with (Context).
+#include "nn/parameters.h"
+#include "precision/recipe.h"
+
+namespace octet::BACKEND {
+
+struct Builder {
+  ParameterStore& params;
+  DelayedScaling& scaling;  // of activations and gradients
+  const Recipe& recipe;
+};
+
+// train: the forward whose backward follows. recompute: the same forward again, in backward. evaluate: no backward.
+enum class Pass : uint8_t { train, recompute, evaluate };
+
+struct Context {
+  Stream& stream;
+  ParameterStore& params;
+  DelayedScaling& scaling;
+  Arena& saved;    // from the forward to the backward pass of a block
+  Arena& scratch;  // to the end of the block
+  Pass pass = Pass::train;
+  int64_t B = 1, T = 1;  // of the micro-batch under way
+  ParameterStore::Batch batch = ParameterStore::Batch::last;
+
+  DType plain() const { return params.options().plain; }
+  const Target& target() const { return stream.target(); }
+  bool evaluates_plain() const { return pass == Pass::evaluate && !params.options().evaluate_fp8; }
+
+  // Where each form of an operand is to live.
+  struct Placement {
+    Arena *plain, *q, *q_t;
+  };
+  // An operand to be filled by its producer; slot < 0: never quantised.
+  Operand operand(Placement, Shape, Forms, int slot) const;
+
+  // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to measure:
+  // the scale it casts with is then its own and leaves no trace.
+  template <class F>
+  void produce(Operand y, F&& kernel) const {
+    if ((y.q || y.q_t) && scaling.measures_first()) {
+      const Tensor own = scratch.alloc(DType::f32, {8});  // scale, then amax 16 bytes on
+      float* scale = own.ptr<float>();
+      uint32_t* amax = reinterpret_cast<uint32_t*>(scale + 4);
+      fill_zero(stream, own);
+      kernel(Operand{.slot = {scale, amax, y.slot.format}});
+      current_scale(stream, scale, amax, largest_of(y.slot.format), scaling.options().power_of_2);
+      y.slot.scale = scale;
+    }
+    kernel(y);
+  }
+  float largest_of(DType format) const;  // with the margin taken off
+};
+
+// The second kernel, where a producer can only write the plain form: fills the others from it.
+void complete(const Context&, const Operand& y, Tensor plain);
+
+}  // namespace octet::BACKEND

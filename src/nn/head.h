@@ -1,0 +1,43 @@
+#pragma once
+// The end of a decoder: final norm, projection onto the vocabulary, cross-entropy; and its start, the token embedding.
+// Logits exist for a chunk of rows at a time: a chunk's loss, gradient and both products of its backward come at once.
+// Dimension key:  N rows   C channels   V vocabulary (padded)
+#include "nn/norm.h"
+
+namespace octet::BACKEND {
+
+class Embedding {
+ public:
+  Embedding(Builder b, const std::string& name, Shape shape /*(V,C)*/, double std)
+      : w_(b.params.add({{name, shape}}, {.std = std})) {}
+  void forward(Context& c, Tensor y /*(N,C)*/, Tensor tokens /*(N) i32*/) {
+    embedding_forward(c.stream, y, tokens, c.params.value(w_).plain);
+  }
+  void backward(Context& c, Tensor dy /*(N,C)*/, Tensor tokens, Tensor order /*(N) i32*/) {
+    embedding_backward(c.stream, c.params.grad(w_), dy, tokens, order);
+  }
+  const Param& weight() const { return w_; }
+
+ private:
+  Param w_;
+};
+
+class LossHead {
+ public:
+  struct Options {
+    int64_t vocabulary = 0;  // without padding
+    int64_t chunk = 0;       // rows of logits at a time
+  };
+  LossHead(Param w, const Options& options) : w_(w), options_(options) {}
+  // loss += sum of the rows' losses; d (N,C) = factor * its gradient, dW += likewise. d may be x.
+  void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/, double factor);
+  void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);
+  void logits(Context&, Tensor y /*(N,V)*/, Tensor x /*(N,C)*/);
+
+ private:
+  int64_t chunk(int64_t rows) const { return std::min(rows, options_.chunk); }
+  Param w_;  // (V,C): its own, or the embedding's where tied
+  Options options_;
+};
+
+}  // namespace octet::BACKEND

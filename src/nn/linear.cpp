@@ -1,0 +1,72 @@
+#include "nn/linear.h"
+
+#include "ops/workspace.h"
+
+namespace octet::BACKEND {
+
+Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const Options& options) {
+  Shape shape = parts[0].shape;
+  for (size_t i = 1; i < parts.size(); ++i) shape.dim[0] += parts[i].shape[0];
+  recipe_ = b.recipe.linear(parts[0].name, options.layer, shape);
+  w_ = b.params.add(parts, {.std = options.std}, recipe_.w());
+  if (!options.bias.empty()) b_ = b.params.add({{options.bias, {shape[0]}}}, {});
+  if (!recipe_.fp8()) return;
+  x_slot_ = b.scaling.add(parts[0].name + ".x", DType::e4m3);
+  dy_slot_ = b.scaling.add(parts[0].name + ".dy", b.recipe.gradient_format);
+}
+
+// Saved for wgrad: the plain form if wgrad is plain, else the transpose. What only fprop reads ends with the block.
+Operand Linear::input(Context& c, int64_t rows) const {
+  if (c.evaluates_plain()) return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, in()}, {.plain = true}, -1);
+  Arena* plain = recipe_.wgrad == Precision::plain ? &c.saved : &c.scratch;
+  return c.operand({plain, &c.scratch, &c.saved}, {rows, in()}, recipe_.x(), x_slot_);
+}
+Operand Linear::input(Context& c, Tensor x) const {
+  if (c.evaluates_plain()) return {.plain = x};
+  Forms missing = recipe_.x();
+  missing.plain = false;
+  Operand y = c.operand({&c.scratch, &c.scratch, &c.saved}, {x.rows(), in()}, missing, x_slot_);
+  complete(c, y, x);
+  y.plain = x;
+  return y;
+}
+Operand Linear::output_grad(Context& c, int64_t rows) const {
+  return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, out()}, recipe_.dy(), dy_slot_);
+}
+Operand Linear::output_grad(Context& c, Tensor dy) const {
+  Forms missing = recipe_.dy();
+  missing.plain = false;
+  Operand y = c.operand({&c.scratch, &c.scratch, &c.scratch}, {dy.rows(), out()}, missing, dy_slot_);
+  complete(c, y, dy);
+  y.plain = dy;
+  return y;
+}
+
+void Linear::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
+  const Precision p = c.evaluates_plain() ? Precision::plain : recipe_.fprop;
+  x_ = x;
+  gemm(c.stream, {.d = y,
+                  .a = x.by_cols(p),
+                  .b = c.params.value(w_).by_cols(p),
+                  .residual = residual,
+                  .bias = b_.unit >= 0 ? c.params.value(b_).plain : Tensor{},
+                  .fast = recipe_.fast_fprop});
+}
+
+void Linear::backward(Context& c, Tensor dx, const Operand& dy) {
+  gemm(c.stream, {.d = dx,
+                  .a = dy.by_cols(recipe_.dgrad),
+                  .b = c.params.value(w_).by_rows(recipe_.dgrad),
+                  .fast = recipe_.fast_dgrad});
+  gemm(c.stream, {.d = c.params.grad(w_),
+                  .a = dy.by_rows(recipe_.wgrad),
+                  .b = x_.by_rows(recipe_.wgrad),
+                  .accumulate = true,
+                  .fast = recipe_.fast_wgrad});
+  if (b_.unit < 0) return;
+  const Arena::Scope scope(c.scratch);
+  CHECK(dy.plain, "a bias gradient needs the plain form");
+  column_sum(c.stream, c.params.grad(b_), dy.plain, c.scratch.alloc(wide(c.plain()), {partial_rows(c.target()), out()}));
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,25 @@
+#pragma once
+// Normalisation over the last dimension: RMSNorm, arXiv:1910.07467, or LayerNorm, arXiv:1607.06450.   N rows   C channels
+#include "nn/context.h"
+
+namespace octet::BACKEND {
+
+class Norm {
+ public:
+  enum class Kind : uint8_t { rms, layer };
+  struct Options {
+    Kind kind = Kind::rms;
+    int64_t channels = 0;
+    double eps = 1e-5;
+  };
+  Norm(Builder b, const std::string& name, const Options& options);  // declares name.weight, and name.bias of a LayerNorm
+  void forward(Context&, const Operand& y /*(N,C)*/, Tensor x /*(N,C)*/);
+  void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // += : a norm always sits beside a residual
+
+ private:
+  Options options_;
+  Param w_, b_;
+  Tensor x_{}, mean_{}, rstd_{};
+};
+
+}  // namespace octet::BACKEND

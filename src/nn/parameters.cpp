@@ -1,0 +1,320 @@
+#include "nn/parameters.h"
+
+#include <algorithm>
+
+#include "base/rng.h"
+
+namespace octet::BACKEND {
+namespace {
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);
+Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
+}  // namespace
+
+Arenas::Arenas(Stream& s, const MemoryPlan& plan) {
+  for (size_t i = 0; i < arenas_.size(); ++i) arenas_[i] = std::make_unique<Arena>(s, kMemoryNames[i], plan.bytes[i]);
+}
+MemoryPlan Arenas::peak() const {
+  MemoryPlan p;
+  for (size_t i = 0; i < arenas_.size(); ++i) p.bytes[i] = arenas_[i]->peak();
+  return p;
+}
+
+ParameterStore::ParameterStore(Comm& shard, Comm* replica, const ParameterOptions& options)
+    : shard_(shard), replica_(replica), options_(options), scales_(options.weight_scaling) {}
+
+int ParameterStore::begin_unit(std::string name, Residence residence) {
+  units_.push_back({.name = std::move(name), .residence = residence});
+  return num_units() - 1;
+}
+
+Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms) {
+  CHECK(!units_.empty() && !parts.empty(), "begin_unit() first");
+  Unit& u = units_.back();
+  const Precision precision = forms.q || forms.q_t ? Precision::fp8 : Precision::plain;
+  Segment& segment = u.segments[size_t(precision)];
+  segment.size = round_up(segment.size, kAlign);
+  Param p{num_units() - 1, precision, segment.size, parts[0].shape, forms};
+  for (const Part& part : parts) {  // row-major with equal rows: standing adjacent is being merged
+    if (parts.size() > 1)
+      CHECK(part.shape.rank == 2 && part.shape[1] == p.shape[1], "'", part.name, "' ", part.shape, " merged with ", p.shape);
+    u.entries.push_back({part.name, part.shape, init, precision, segment.size});
+    if (&part != &parts[0]) p.shape.dim[0] += part.shape[0];
+    segment.size += part.shape.numel();
+  }
+  if (precision == Precision::fp8) {
+    p.slot = scales_.add(parts[0].name, DType::e4m3);
+    u.forms = merge(u.forms, forms);
+  }
+  u.groups.push_back({parts[0].name, p});
+  return p;
+}
+
+int64_t ParameterStore::count() const {
+  int64_t n = 0;
+  for (const Unit& u : units_)
+    for (const Entry& e : u.entries) n += e.shape.numel();
+  return n;
+}
+
+void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed) {
+  for (Unit& u : units_)
+    for (Segment& g : u.segments) g.size = round_up(g.size, shards() * kAlign);
+  lay_out(arenas);
+  alloc_slices(arenas);
+  scales_.materialise(s, arenas[Memory::weights]);
+  if (scales_.size()) scale_inv_ = arenas[Memory::weights].alloc(DType::f32, {scales_.size(), 4});
+  initialise(s, seed);
+  publish(s, Masters::changed);
+}
+
+// Buffers of whole weights and gradients: one set for each unit where they are kept, two in turn where not.
+void ParameterStore::lay_out(const Arenas& arenas) {
+  const auto assign = [&](bool kept, auto& buffers, int Unit::*index, auto alloc) {
+    int rotating = 0;
+    std::array<int, 2> shared{-1, -1};
+    std::array<int64_t, 2> largest{};
+    Forms forms;
+    for (const Unit& u : units_)
+      if (!kept && u.residence == Residence::rotating) {
+        for (size_t k : {kPlain, kFp8}) largest[k] = std::max(largest[k], u.segments[k].size);
+        forms = merge(forms, u.forms);
+      }
+    for (Unit& u : units_) {
+      if (kept || u.residence == Residence::own) {
+        u.*index = int(buffers.size());
+        buffers.push_back(alloc(std::array{u.segments[kPlain].size, u.segments[kFp8].size}, u.forms));
+      } else {
+        int& home = shared[size_t(rotating++ % 2)];
+        if (home < 0) {
+          home = int(buffers.size());
+          buffers.push_back(alloc(largest, forms));
+        }
+        u.*index = home;
+      }
+    }
+  };
+  using Sizes = std::array<int64_t, 2>;
+  assign(keeps_weights(), weights_, &Unit::weights, [&](Sizes n, Forms f) {
+    Arena& a = arenas[Memory::weights];
+    Weights w;
+    if (n[kPlain]) w.plain = a.alloc(options_.plain, {n[kPlain]});
+    if (n[kFp8] && f.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});
+    if (n[kFp8] && f.q_t) w.q_t = a.alloc(DType::e4m3, {n[kFp8]});
+    if (n[kFp8] && f.q_t && !w.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});  // what is transposed
+    if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
+    return w;
+  });
+  assign(keeps_gradients(), grads_, &Unit::grads, [&](Sizes n, Forms) {
+    Grads g;
+    for (size_t k : {kPlain, kFp8})
+      if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
+    return g;
+  });
+  int64_t largest = 0;
+  for (const Unit& u : units_)
+    if (!u.forms.plain) largest = std::max(largest, u.segments[kFp8].size);
+  if (largest && !options_.evaluate_fp8) evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
+}
+
+void ParameterStore::alloc_slices(const Arenas& arenas) {
+  for (Unit& u : units_)
+    for (size_t k : {kPlain, kFp8}) {
+      Segment& g = u.segments[k];
+      if (g.size == 0) continue;
+      const Shape mine{g.size / shards()};
+      g.master = arenas[Memory::optimizer].alloc(options_.master, mine);
+      if (options_.trains) {
+        g.m = arenas[Memory::optimizer].alloc(options_.moment, mine);
+        g.v = arenas[Memory::optimizer].alloc(options_.moment, mine);
+      }
+      g.grad = keeps_gradients() ? slice(grads_[size_t(u.grads)].whole[k])
+                                 : arenas[Memory::gradients].alloc(options_.grad, mine);
+      if (k != kFp8) continue;
+      g.q = keeps_weights() ? slice(weights_[size_t(u.weights)].q) : arenas[Memory::weights].alloc(DType::e4m3, mine);
+    }
+}
+
+void ParameterStore::initialise(Stream& s, uint64_t seed) {
+  for (Unit& u : units_)
+    for (Segment& g : u.segments) {
+      if (g.size == 0) continue;
+      fill_zero(s, g.master);  // padding stays zero for ever
+      if (options_.trains)
+        for (Tensor t : {g.m, g.v, g.grad}) fill_zero(s, t);
+    }
+  for (Unit& u : units_)
+    for (const Entry& e : u.entries) {
+      const Local l = local(u, e.segment, e.offset, e.shape.numel());
+      if (l.master.numel()) init_normal(s, l.master, e.init.mean, e.init.std, seed, hash(e.name), l.first);
+    }
+}
+
+void ParameterStore::publish(Stream& s, Masters masters) {
+  if (!options_.delayed_weights) {
+    if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
+    scales_.update(s, &shard_, {});                       // all ranks agree before any of them casts
+    cast_slices(s);
+  } else {
+    cast_slices(s);
+    scales_.update(s, &shard_, {});
+  }
+  if (masters == Masters::changed && keeps_weights())
+    for (Unit& u : units_)
+      if (const Segment& g = u.segments[kPlain]; g.size) convert(s, slice(weights_[size_t(u.weights)].plain), g.master);
+  for (Weights& w : weights_) w.unit = -1;
+  evaluate_.unit = -1;
+  if (keeps_weights())
+    for (Unit& u : units_) gather(s, u, Use::backward);
+}
+
+void ParameterStore::measure_masters(Stream& s) {
+  for_each_group([&](const std::string&, const Param& p, const Local& l) {
+    if (p.slot >= 0 && l.master.numel()) quantize(s, {.slot = scales_.measured(p.slot)}, l.master);
+  });
+}
+
+void ParameterStore::cast_slices(Stream& s) {
+  for (Unit& u : units_)
+    for (const Group& g : u.groups) {
+      const Param& p = g.param;
+      if (p.slot < 0) continue;
+      const Local l = local(u, p.segment, p.offset, p.shape.numel());
+      const Segment& segment = u.segments[kFp8];
+      const int64_t at = (static_cast<char*>(l.master.data) - static_cast<char*>(segment.master.data)) /
+                         int64_t(size_of(options_.master));
+      const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.frozen(p.slot);
+      quantize(s, {.q = segment.q.part(at, {l.master.numel()}), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = slot},
+               l.master);
+    }
+}
+
+// The whole weights of a unit into its buffers.
+void ParameterStore::gather(Stream& s, Unit& u, Use use) {
+  Weights& w = weights_[size_t(u.weights)];
+  CHECK(!w.leased || w.unit < 0, "unit '", u.name, "' needs buffers that are leased");
+  const int index = int(&u - units_.data());
+  const auto all_gather = [&](Tensor whole, Tensor mine) {
+    if (shards() > 1) shard_.all_gather(s, whole, mine);
+    else if (mine.data != whole.data) copy(s, whole, mine);
+  };
+  const Segment &plain = u.segments[kPlain], &fp8 = u.segments[kFp8];
+  if (plain.size) {
+    const Tensor whole = w.plain.part(0, {plain.size});
+    if (!keeps_weights()) convert(s, slice(whole), plain.master);  // where kept, AdamW wrote the slice
+    all_gather(whole, slice(whole));
+  }
+  if (fp8.size) {
+    if (w.q && !(use == Use::evaluate && !options_.evaluate_fp8)) {
+      const Tensor whole = w.q.part(0, {fp8.size});
+      all_gather(whole, fp8.q);
+      if (w.q_t && use == Use::backward)
+        for (const Group& g : u.groups)
+          if (const Param& p = g.param; p.forms.q_t)
+            transpose(s, w.q_t.part(p.offset, {p.shape[1], p.shape[0]}), whole.part(p.offset, p.shape));
+    }
+    if (w.q_plain) {
+      const Tensor whole = w.q_plain.part(0, {fp8.size});
+      convert(s, slice(whole), fp8.master);
+      all_gather(whole, slice(whole));
+    }
+  }
+  w.unit = index;
+  w.use = use;
+}
+
+void ParameterStore::gather_plain_of_fp8(Stream& s, int unit) {
+  Unit& u = units_[size_t(unit)];
+  const Segment& fp8 = u.segments[kFp8];
+  if (!fp8.size || u.forms.plain || evaluate_.unit == unit) return;
+  CHECK(!evaluate_.leased, "one unit is evaluated at a time");
+  const Tensor whole = evaluate_.q_plain.part(0, {fp8.size});
+  convert(s, slice(whole), fp8.master);
+  if (shards() > 1) shard_.all_gather(s, whole, slice(whole));
+  evaluate_.unit = unit;
+}
+
+void ParameterStore::prefetch(Stream& s, int unit, Use use) {
+  if (unit < 0 || unit >= num_units()) return;
+  Unit& u = units_[size_t(unit)];
+  Weights& w = weights_[size_t(u.weights)];
+  const bool enough = w.unit == unit && (keeps_weights() || w.use == use || (w.use == Use::backward && use == Use::forward));
+  if (!enough) gather(s, u, use);
+  if (use != Use::backward || keeps_gradients()) return;
+  Grads& g = grads_[size_t(u.grads)];
+  if (g.unit == unit) return;
+  for (size_t k : {kPlain, kFp8})
+    if (u.segments[k].size) fill_zero(s, g.whole[k].part(0, {u.segments[k].size}));
+  g.unit = unit;
+}
+
+ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
+  prefetch(s, unit, use);
+  if (use == Use::evaluate && !options_.evaluate_fp8) gather_plain_of_fp8(s, unit);
+  Weights& w = weights_[size_t(units_[size_t(unit)].weights)];
+  if (keeps_weights()) w.use = use;
+  return Lease(w.leased);
+}
+
+void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
+  Unit& u = units_[size_t(unit)];
+  Grads& whole = grads_[size_t(u.grads)];
+  const bool last = batch == Batch::last;
+  for (size_t k : {kPlain, kFp8}) {
+    const Segment& g = u.segments[k];
+    if (!g.size) continue;
+    const Tensor all = whole.whole[k].part(0, {g.size});
+    if (shards() > 1 && (last || !keeps_gradients())) shard_.reduce_scatter(s, slice(all), all);
+    if (!keeps_gradients()) BACKEND::add(s, g.grad, g.grad, slice(all));  // the operation, which the member add() hides
+    if (last && replica_ && replica_->size() > 1) replica_->all_reduce(s, g.grad, Reduce::sum);
+  }
+  if (!keeps_gradients()) whole.unit = -1;
+}
+
+void ParameterStore::zero_gradients(Stream& s) {
+  if (keeps_gradients()) {
+    for (Grads& g : grads_)
+      for (Tensor t : g.whole)
+        if (t) fill_zero(s, t);
+  } else {
+    for_each_gradient([&](Tensor t) { fill_zero(s, t); });
+  }
+}
+
+Operand ParameterStore::value(const Param& p) const {
+  const Weights& w = leased(p.unit);
+  if (p.segment == Precision::plain) return {.plain = w.plain.part(p.offset, p.shape)};
+  if (w.use == Use::evaluate && !options_.evaluate_fp8)
+    return {.plain = (w.q_plain ? w.q_plain : evaluate_.q_plain).part(p.offset, p.shape)};
+  Operand v{.scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.frozen(p.slot)};
+  if (p.forms.plain) v.plain = w.q_plain.part(p.offset, p.shape);
+  if (p.forms.q) v.q = w.q.part(p.offset, p.shape);
+  if (p.forms.q_t && w.use == Use::backward) v.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});
+  return v;
+}
+
+Tensor ParameterStore::grad(const Param& p) const {
+  const Unit& u = units_[size_t(p.unit)];
+  const Grads& g = grads_[size_t(u.grads)];
+  CHECK(keeps_gradients() || g.unit == p.unit, "unit '", u.name, "' has no gradient buffers now");
+  return g.whole[size_t(p.segment)].part(p.offset, p.shape);
+}
+
+const ParameterStore::Weights& ParameterStore::leased(int unit) const {
+  const Unit& u = units_[size_t(unit)];
+  const Weights& w = weights_[size_t(u.weights)];
+  CHECK(w.leased && w.unit == unit, "unit '", u.name, "' is not leased");
+  return w;
+}
+
+ParameterStore::Local ParameterStore::local(const Unit& u, Precision precision, int64_t offset, int64_t count) const {
+  const Segment& g = u.segments[size_t(precision)];
+  const int64_t n = g.master.numel(), start = shard_.rank() * n;
+  const int64_t first = std::clamp(offset, start, start + n), last = std::clamp(offset + count, start, start + n);
+  const auto view = [&](Tensor t) { return t ? t.part(first - start, {last - first}) : t; };
+  Local l{view(g.master), view(g.m), view(g.v), view(g.grad), {}, first - offset};
+  if (keeps_weights() && precision == Precision::plain) l.weights = view(slice(weights_[size_t(u.weights)].plain));
+  return l;
+}
+
+}  // namespace octet::BACKEND

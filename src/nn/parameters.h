@@ -1,0 +1,156 @@
+#pragma once
+// ParameterStore: every trainable tensor, declared once, by the layer that owns it.
+//
+// Parameters are grouped in units (one transformer block is one unit). A unit has one segment per gather type: the FP8
+// matrices, and the rest. Each segment is one flat range, padded to a multiple of shards x 128 elements, of which shard r
+// owns the r-th slice: gathering weights is one all-gather a segment, reducing gradients one reduce-scatter.
+//
+//   stage            0            1            2            3        Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054
+//   master, moments  whole        slice        slice        slice
+//   gradients        whole        whole        slice        slice    (2, 3: whole of the units under way, in turn)
+//   weights          whole        whole        whole        slice    (3: likewise)
+//
+// "whole" gradients are all-reduced (0) or reduce-scattered in place (1) after the last micro-batch, slices after each.
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "precision/scaling.h"
+
+namespace octet::BACKEND {
+
+struct Init { double mean = 0, std = 0; };               // N(mean, std^2); std 0 draws nothing
+enum class Use : uint8_t { forward, backward, evaluate };
+enum class Residence : uint8_t { own, rotating };         // of a unit's whole weights and gradients where they are not kept
+
+struct Param {
+  int unit = -1;
+  Precision segment = Precision::plain;
+  int64_t offset = 0;                                     // in the segment
+  Shape shape;                                            // of all parts together
+  Forms forms;                                            // what its products read in training
+  int slot = -1;
+};
+
+struct ParameterOptions {
+  DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
+  int zero_stage = 0;
+  bool trains = true;                                     // false: no moments (evaluation, generation)
+  bool evaluate_fp8 = false;                              // evaluation reads the FP8 weights instead of plain ones
+  bool delayed_weights = false;                           // cast with the scale of earlier steps (fp8.weight_scaling)
+  ScalingOptions weight_scaling{};
+};
+
+class Arenas {                                              // one for each category of the memory plan
+ public:
+  Arenas(Stream&, const MemoryPlan&);
+  Arena& operator[](Memory m) const { return *arenas_[size_t(m)]; }
+  MemoryPlan peak() const;
+
+ private:
+  std::array<std::unique_ptr<Arena>, kMemoryNames.size()> arenas_;
+};
+
+class ParameterStore {
+ public:
+  // shard: the ranks among which slices are dealt; replica: the ranks that hold the same slice, or null.
+  ParameterStore(Comm& shard, Comm* replica, const ParameterOptions&);
+
+  struct Part { std::string name; Shape shape; };
+  int begin_unit(std::string name, Residence);
+  // Several parts stand adjacent and are one matrix: one view, one product, one scale. FP8 forms put it in that segment.
+  Param add(const std::vector<Part>&, Init, Forms forms = {.plain = true});
+  void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: reserve, deal out, initialise
+  enum class Masters { changed, stepped };                // by anything; by AdamW, which wrote maxima and plain slices too
+  void publish(Stream&, Masters);                         // new scales, FP8 slices and whole weights from the masters
+
+  class Lease {                                           // weights of one unit, valid while the lease lives
+   public:
+    explicit Lease(int& count) : count_(&count) { ++count; }
+    Lease(Lease&& other) noexcept : count_(std::exchange(other.count_, nullptr)) {}
+    ~Lease() { if (count_) --*count_; }
+   private:
+    int* count_;
+  };
+  void prefetch(Stream&, int unit, Use);                  // starts gathering; nothing if out of range or already under way
+  [[nodiscard]] Lease acquire(Stream&, int unit, Use);    // waits for it
+  Operand value(const Param&) const;                      // the forms that the lease's Use gives
+  Tensor grad(const Param&) const;
+  enum class Batch { more_follow, last };
+  void reduce(Stream&, int unit, Batch);                  // the unit's gradients of this micro-batch are complete
+  void zero_gradients(Stream&);                           // before the first micro-batch of a step
+
+  const ParameterOptions& options() const { return options_; }
+  int num_units() const { return int(units_.size()); }
+  int64_t count() const;                                  // parameters, without padding
+  DelayedScaling& weight_scales() { return scales_; }
+
+  // The local slices. Views of padding are never given.
+  struct Local { Tensor master, m, v, grad, weights; int64_t first; };    // first: index within the parameter or group
+  template <class F> void for_each(F&& f) const {         // f(name, whole shape, Local); each part by itself
+    for (const Unit& u : units_)
+      for (const Entry& e : u.entries)
+        f(e.name, e.shape, local(u, e.segment, e.offset, e.shape.numel()));
+  }
+  template <class F> void for_each_group(F&& f) const {   // f(name of the first part, Param, Local)
+    for (const Unit& u : units_)
+      for (const Group& g : u.groups)
+        f(g.name, g.param, local(u, g.param.segment, g.param.offset, g.param.shape.numel()));
+  }
+  template <class F> void for_each_gradient(F&& f) const { // f(slice): all local gradients, padding (zero) included
+    for (const Unit& u : units_)
+      for (const Segment& g : u.segments)
+        if (g.size) f(g.grad);
+  }
+
+ private:
+  struct Entry { std::string name; Shape shape; Init init; Precision segment; int64_t offset; };
+  struct Group { std::string name; Param param; };
+  struct Segment { int64_t size = 0; Tensor master{}, m{}, v{}, grad{}, q{}; };  // local slices; size: of all shards
+  struct Unit {
+    std::string name;
+    Residence residence;
+    std::array<Segment, 2> segments{};                    // by Precision
+    std::vector<Entry> entries{};
+    std::vector<Group> groups{};
+    Forms forms{};                                        // wanted of any of its FP8 parameters
+    int weights = -1, grads = -1;                         // index of its buffers
+  };
+  struct Weights {                                        // whole: plain segment; FP8 segment as W8, transposes, plain
+    Tensor plain{}, q{}, q_t{}, q_plain{};
+    int unit = -1, leased = 0;
+    Use use = Use::forward;
+  };
+  struct Grads { std::array<Tensor, 2> whole{}; int unit = -1; };
+
+  void lay_out(const Arenas&);
+  void alloc_slices(const Arenas&);
+  void initialise(Stream&, uint64_t seed);
+  void measure_masters(Stream&);
+  void cast_slices(Stream&);
+  void gather(Stream&, Unit&, Use);
+  void gather_plain_of_fp8(Stream&, int unit);
+  const Weights& leased(int unit) const;
+  bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
+  bool keeps_gradients() const { return options_.zero_stage < 2 || shards() == 1; }
+  int shards() const { return shard_.size(); }
+  Local local(const Unit&, Precision, int64_t offset, int64_t count) const;
+  Tensor slice(Tensor whole) const {
+    const int64_t n = whole.numel() / shards();
+    return whole.part(shard_.rank() * n, {n});
+  }
+
+  static constexpr int64_t kAlign = 128;                  // elements: 128 bytes at least, whatever the type
+  Comm& shard_;
+  Comm* replica_;
+  ParameterOptions options_;
+  DelayedScaling scales_;
+  Tensor scale_inv_{};                                    // (slots,4): of the bytes in the FP8 slices
+  std::vector<Unit> units_;
+  std::vector<Weights> weights_;
+  std::vector<Grads> grads_;
+  Weights evaluate_{};                                    // plain form of one unit's FP8 segment at a time
+};
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,30 @@
+#pragma once
+// Which precision each product of each Linear has. Override of single products: Transformer Engine's
+// override_linear_precision (fprop, dgrad, wgrad).
+#include <functional>
+#include <string>
+
+#include "tensor/operand.h"
+
+namespace octet {
+
+struct LinearRecipe {                                  // of one Linear
+  Precision fprop = Precision::plain, dgrad = Precision::plain, wgrad = Precision::plain;
+  bool fast_fprop = true, fast_dgrad = false, fast_wgrad = false;  // Hopper's fast FP8 accumulation
+  std::string reason;                                  // why not FP8, for people
+
+  bool fp8() const { return fprop == Precision::fp8 || dgrad == Precision::fp8 || wgrad == Precision::fp8; }
+  Forms x() const { return {fprop == Precision::plain || wgrad == Precision::plain, fprop == Precision::fp8, wgrad == Precision::fp8}; }
+  Forms dy() const { return {dgrad == Precision::plain || wgrad == Precision::plain, dgrad == Precision::fp8, wgrad == Precision::fp8}; }
+  Forms w() const { return {fprop == Precision::plain || dgrad == Precision::plain, fprop == Precision::fp8, dgrad == Precision::fp8}; }
+};
+
+// What a model is declared with.
+struct Recipe {
+  // Of the Linear with this name (its first parameter's), in block `layer` of the model, with this shape.
+  std::function<LinearRecipe(const std::string& name, int64_t layer, Shape)> linear = [](auto&&...) { return LinearRecipe{}; };
+  DType gradient_format = DType::e5m2;                 // e4m3 under format "E4M3"
+  bool evaluate_fp8 = false;
+};
+
+}  // namespace octet
