@@ -1,4 +1,6 @@
 // Ranks as processes, through MPI. Optional: without_mpi.cpp stands in for this file.
+#define OMPI_SKIP_MPICXX 1  // the C interface only: the C++ one is another library
+#define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
 #include <algorithm>

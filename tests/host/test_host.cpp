@@ -1,0 +1,142 @@
+// Hosts: what ranks say arrives; groups form by colour; machines are counted; a rank that fails ends the others.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include "../ranks.h"
+#include "base/check.h"
+#include "host/launch.h"
+
+namespace octet {
+namespace {
+
+class Variable {  // of the environment, for a scope
+ public:
+  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+TEST(Threads, GatherExchangeBroadcast) {
+  for (int ranks : {1, 2, 3, 5})
+    run_ranks(ranks, [&](Host& host) {
+      ASSERT_EQ(host.size(), ranks);
+      ASSERT_TRUE(host.shares_memory());
+      const auto n = size_t(ranks);
+      for (int round = 0; round < 20; ++round) {
+        std::vector<int> all(n, -1), sent(n), got(n, -1);
+        const int mine = 100 * round + host.rank();
+        host.all_gather(all.data(), &mine, sizeof mine);
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(all[size_t(r)], 100 * round + r);
+        for (int r = 0; r < ranks; ++r) sent[size_t(r)] = 10 * host.rank() + r;
+        host.all_to_all(got.data(), sent.data(), sizeof(int));
+        for (int r = 0; r < ranks; ++r) ASSERT_EQ(got[size_t(r)], 10 * r + host.rank());
+        int word = mine;
+        host.broadcast(&word, sizeof word, round % ranks);
+        ASSERT_EQ(word, 100 * round + round % ranks);
+      }
+    });
+}
+
+TEST(Threads, SplitByColourInRankOrder) {
+  run_ranks(6, [](Host& host) {
+    const int colour = host.rank() % 3;
+    const auto group = host.split(colour, 2);
+    ASSERT_EQ(group->size(), 2);
+    ASSERT_EQ(group->rank(), host.rank() / 3);
+    ASSERT_EQ(group->local_rank(), host.rank());  // of the machine, not of the group
+    int all[2];
+    const int mine = host.rank();
+    group->all_gather(all, &mine, sizeof mine);
+    ASSERT_EQ(all[0], colour);
+    ASSERT_EQ(all[1], colour + 3);
+    const auto alone = group->split(group->rank(), 1);  // and groups of groups
+    ASSERT_EQ(alone->size(), 1);
+    alone->barrier();
+  });
+}
+
+TEST(Threads, SplitIntoWrongSizeIsAnError) {
+  EXPECT_THROW(run_threads(3, [](Host& host) { host.split(host.rank() % 2, 2); }), Error);
+}
+
+TEST(Threads, FirstErrorIsTheOneReported) {
+  for (int failing : {0, 2}) {
+    int finished = 0;
+    try {
+      run_threads(3, [&](Host& host) {
+        host.barrier();
+        if (host.rank() == failing) bad_input("disk of rank ", failing);
+        host.barrier();
+        ++finished;
+      });
+      FAIL() << "nothing was thrown";
+    } catch (const InputError& e) { EXPECT_EQ(e.what(), concat("disk of rank ", failing)); }
+    EXPECT_EQ(finished, 0);
+  }
+}
+
+TEST(Threads, FailureInAGroupEndsRanksOutsideIt) {
+  const auto body = [](Host& host) {
+    const auto pair = host.split(host.rank() / 2, 2);
+    if (host.rank() == 0) bad_input("lost");
+    if (host.rank() == 1) pair->barrier();
+    host.barrier();
+  };
+  EXPECT_THROW(run_threads(4, body), InputError);
+}
+
+TEST(Threads, AbortEndsTheOthers) {
+  const auto body = [](Host& host) {
+    if (host.rank() == 1) host.abort(3);
+    else host.barrier();
+  };
+  EXPECT_THROW(run_threads(3, body), SystemError);
+}
+
+TEST(Threads, LocalSizeFromTheEnvironment) {
+  run_ranks(4, [](Host& host) {
+    ASSERT_EQ(host.local_size(), 4);
+    ASSERT_EQ(host.local_rank(), host.rank());
+  });
+  const Variable size("OCTET_LOCAL_SIZE", "2");
+  run_ranks(4, [](Host& host) {
+    ASSERT_EQ(host.local_size(), 2);
+    ASSERT_EQ(host.local_rank(), host.rank() % 2);
+    ASSERT_EQ(host.split(host.rank() / 2, 2)->local_rank(), host.rank() % 2);
+  });
+}
+
+TEST(Launch, BadNumberIsAnInputError) {
+  for (const char* bad : {"two", "0", "-1", "3x"}) {
+    const Variable size("OCTET_LOCAL_SIZE", bad);
+    EXPECT_THROW(forced_local_size(), InputError) << bad;
+  }
+  EXPECT_EQ(forced_local_size(), 0);
+}
+
+TEST(Launch, AloneThereIsNoMpi) {
+  if (launch().ranks > 1 || launch().through_mpi) GTEST_SKIP() << "started by a launcher";
+  EXPECT_EQ(mpi_host(nullptr, nullptr), nullptr);
+  const Variable tasks("SLURM_STEP_NUM_TASKS", "4");
+  EXPECT_EQ(launch().ranks, 4);
+  EXPECT_FALSE(launch().through_mpi);
+  EXPECT_THROW(mpi_host(nullptr, nullptr), InputError);  // four runs that know nothing of each other
+}
+
+TEST(Lone, StandsForAll) {
+  LoneHost host(3);
+  int all[3] = {}, mine[3] = {7, 8, 9};
+  host.all_gather(all, mine, sizeof(int));
+  for (int v : all) EXPECT_EQ(v, 7);
+  EXPECT_EQ(host.split(0, 2)->size(), 2);
+  EXPECT_EQ(host.local_size(), 3);
+}
+
+}  // namespace
+}  // namespace octet
