@@ -1,0 +1,164 @@
+// Descriptors of products, and the way from a call to its plan.
+#include "ops/gpu/gemm_plans.h"
+
+#include <spdlog/spdlog.h>
+
+#include "base/rng.h"
+
+namespace octet::BACKEND {
+namespace {
+
+cudaDataType_t cuda_type(DType t) {
+  switch (t) {
+    case DType::f32:
+      return CUDA_R_32F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      bad_input("the gpu engine has no matrix product of ", name_of(t));
+  }
+}
+
+template <class T>
+void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t what, T value) {
+  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(op, what, &value, sizeof value));
+}
+template <class T>
+void set(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what, T value) {
+  CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(p, what, &value, sizeof value));
+}
+
+}  // namespace
+
+size_t ProductHash::operator()(const ProductKey& k) const {
+  const ProductShape& p = k.shape;
+  const uint64_t flags = uint64_t(p.a) | uint64_t(p.b) << 4 | uint64_t(p.d) << 8 | uint64_t(p.a_transposed) << 12 |
+                         uint64_t(p.b_transposed) << 13 | uint64_t(p.accumulate) << 14 | uint64_t(p.residual) << 15 |
+                         uint64_t(p.bias) << 16 | uint64_t(p.fast) << 17 | uint64_t(k.alignment) << 18;
+  return mix(mix(random_bits(uint64_t(p.M), uint64_t(p.N), uint64_t(p.K)) + flags));
+}
+
+std::string text_of(const ProductKey& k) {
+  const ProductShape& p = k.shape;
+  std::string s = concat(p.M, "x", p.N, "x", p.K, " ", name_of(p.a), p.a_transposed ? "^T " : " ", name_of(p.b),
+                         p.b_transposed ? "^T " : " ", name_of(p.d));
+  if (p.accumulate) s += " accumulate";
+  if (p.residual) s += " residual";
+  if (p.bias) s += " bias";
+  if (p.fast) s += " fast";
+  if (k.alignment < kBestAlignment) s += concat(" aligned ", k.alignment);
+  return s;
+}
+
+Product::Layout Product::layout(DType t, int64_t rows, int64_t cols) {  // row-major (rows, cols)
+  cublasLtMatrixLayout_t l = nullptr;
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&l, cuda_type(t), uint64_t(cols), uint64_t(rows), cols));
+  return Layout(l);
+}
+
+Product::Product(const ProductKey& key) : key_(key) {
+  const ProductShape& p = key.shape;
+  a_ = p.a_transposed ? layout(p.a, p.K, p.M) : layout(p.a, p.M, p.K);
+  b_ = p.b_transposed ? layout(p.b, p.K, p.N) : layout(p.b, p.N, p.K);
+  d_ = layout(p.d, p.M, p.N);
+  cublasLtMatmulDesc_t op = nullptr;
+  CUBLAS_CHECK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // of fp32 factors: true fp32, no TF32
+  op_.reset(op);
+  set(op, CUBLASLT_MATMUL_DESC_TRANSA, p.b_transposed ? CUBLAS_OP_N : CUBLAS_OP_T);
+  set(op, CUBLASLT_MATMUL_DESC_TRANSB, p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (is_fp8(p.a)) set(op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(p.fast));
+  if (p.bias) {
+    set(op, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t(cuda_type(epilogue_bias(p))));
+  }
+}
+
+void Product::bind(const ProductPointers& p) {
+  if (is_fp8(key_.shape.a)) {
+    set(op_.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scale);
+    set(op_.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scale);
+  }
+  if (key_.shape.bias) set(op_.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+}
+
+cublasStatus_t Product::run(Stream& s, const ProductPointers& p, const cublasLtMatmulAlgo_t& algo) const {
+  const float alpha = 1, beta = key_.shape.accumulate || key_.shape.residual ? 1 : 0;
+  void* const workspace = s.device().impl().workspace(s);
+  return cublasLtMatmul(s.device().impl().lt, op_.get(), &alpha, p.b, b_.get(), p.a, a_.get(), &beta, p.c, d_.get(),
+                        p.d, d_.get(), &algo, workspace, kProductWorkspace, raw(s));
+}
+
+std::vector<cublasLtMatmulAlgo_t> Product::proposals(Device& device, int most) const {
+  cublasLtMatmulPreference_t made = nullptr;
+  CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&made));
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Destroy<cublasLtMatmulPreferenceDestroy>> preference(made);
+  set(made, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kProductWorkspace));
+  for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    set(made, which, uint32_t(key_.alignment));
+  // Partial sums of a K that is split are added in an order that the library does not promise.
+  if (device.target().deterministic)
+    set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
+  std::vector<cublasLtMatmulHeuristicResult_t> found(most);
+  int count = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device.impl().lt, op_.get(), b_.get(), a_.get(),
+                                                               d_.get(), d_.get(), made, most, found.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+  CUBLAS_CHECK(status);
+  std::vector<cublasLtMatmulAlgo_t> algos;
+  for (int i = 0; i < count; ++i)
+    if (found[size_t(i)].state == CUBLAS_STATUS_SUCCESS) algos.push_back(found[size_t(i)].algo);
+  return algos;
+}
+
+bool Product::accepts(Device& device, const cublasLtMatmulAlgo_t& algo) const {
+  cublasLtMatmulHeuristicResult_t r{};
+  return cublasLtMatmulAlgoCheck(device.impl().lt, op_.get(), b_.get(), a_.get(), d_.get(), d_.get(), &algo, &r) ==
+             CUBLAS_STATUS_SUCCESS &&
+         r.workspaceSize <= kProductWorkspace;
+}
+
+ProductPlans& ProductPlans::of(Device& d) {
+  std::shared_ptr<void>& slot = d.impl().products;
+  if (!slot) slot = std::make_shared<ProductPlans>(d);
+  return *static_cast<ProductPlans*>(slot.get());
+}
+
+ProductPlans::Plan& ProductPlans::find(const ProductKey& key) {
+  if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+  Plan plan{Product(key), {}};
+  if (const auto found = chosen_.find(text_of(key)); found != chosen_.end()) {
+    if (plan.product.accepts(device_, found->second.algo)) plan.algo = found->second.algo;
+    else spdlog::warn("cuBLASLt refuses the stored plan of product {}; it will be chosen anew", found->first);
+  }
+  return plans_.emplace(key, std::move(plan)).first->second;
+}
+
+void ProductPlans::choose(const ProductKey& key, const Choice& c) {
+  chosen_[text_of(key)] = c;
+  plans_.erase(key);
+}
+
+void ProductPlans::run(Stream& s, const ProductKey& key, const ProductPointers& p) {
+  Plan& plan = find(key);
+  plan.product.bind(p);
+  if (plan.algo) {
+    CUBLAS_CHECK(plan.product.run(s, p, *plan.algo));
+    return;
+  }
+  constexpr int kProposals = 8;
+  for (const cublasLtMatmulAlgo_t& algo : plan.product.proposals(device_, kProposals)) {
+    if (plan.product.run(s, p, algo) != CUBLAS_STATUS_SUCCESS) continue;  // it checks before it launches
+    plan.algo = algo;
+    chosen_[text_of(key)] = {algo, 0};
+    spdlog::debug("product {} was not tuned; it takes cuBLASLt's first proposal that runs", text_of(key));
+    return;
+  }
+  CHECK(false, "cuBLASLt ", cublasLtGetVersion(), " runs no product ", text_of(key), " on ", device_.name());
+}
+
+}  // namespace octet::BACKEND

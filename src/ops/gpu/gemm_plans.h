@@ -1,0 +1,90 @@
+#pragma once
+// Plans of matrix products: cuBLASLt's descriptors of each shape, made once, and the algorithm chosen for it.
+//
+// cuBLASLt is column-major, where our row-major d (M,N) is a matrix of N rows and M columns. So its A is our b, its B
+// is our a, its m is N, its n is M; and a factor that we store contiguous along K is its "T" for A, its "N" for B.
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "config/product.h"
+#include "device/gpu.h"
+
+namespace octet::BACKEND {
+
+inline constexpr int kBestAlignment = 16;  // bytes: no kernel gains by more
+
+struct ProductKey {
+  ProductShape shape;              // bias: that the epilogue adds it
+  int alignment = kBestAlignment;  // of the worst aligned of all pointers: 1, 2, 4, 8 or 16
+  bool operator==(const ProductKey&) const = default;
+};
+struct ProductHash {
+  size_t operator()(const ProductKey&) const;
+};
+std::string text_of(const ProductKey&);  // "16384x12288x4096 e4m3 e4m3 bf16 bias fast"
+
+struct ProductPointers {
+  const void *a = nullptr, *b = nullptr, *c = nullptr;  // c: what is added, d itself or the residual
+  void* d = nullptr;
+  const float *a_scale = nullptr, *b_scale = nullptr;
+  const void* bias = nullptr;
+};
+
+inline DType epilogue_bias(const ProductShape& p) {  // the only dtype of bias that cuBLASLt adds in this product
+  return is_fp8(p.a) ? DType::bf16 : p.d;
+}
+
+class Product {  // descriptors
+ public:
+  explicit Product(const ProductKey&);
+  void bind(const ProductPointers&);  // the descriptor holds some pointers; the rest goes with the call
+  cublasStatus_t run(Stream&, const ProductPointers&, const cublasLtMatmulAlgo_t&) const;
+  std::vector<cublasLtMatmulAlgo_t> proposals(Device&, int most) const;
+  bool accepts(Device&, const cublasLtMatmulAlgo_t&) const;
+
+ private:
+  template <auto destroy>
+  struct Destroy {
+    void operator()(auto* p) const { destroy(p); }
+  };
+  using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutDestroy>>;
+  static Layout layout(DType, int64_t rows, int64_t cols);
+  ProductKey key_;
+  std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescDestroy>> op_;
+  Layout a_, b_, d_;  // of our factors, not of cuBLASLt's
+};
+
+struct Choice {
+  cublasLtMatmulAlgo_t algo{};  // plain 64 bytes, valid for one card and one version of cuBLASLt
+  double tflops = 0;            // measured; 0: the library's first proposal, never timed
+};
+
+// Normal-like numbers, for timing. FP8: scaled as a cast would scale them. Its own file: nvcc cannot read spdlog.
+void fill_random(Stream&, Tensor, uint64_t stream);
+
+class ProductPlans {
+ public:
+  explicit ProductPlans(Device&);  // reads the plan cache
+  static ProductPlans& of(Device&);
+  void run(Stream&, const ProductKey&, const ProductPointers&);
+  bool has(const ProductKey& k) const { return chosen_.contains(text_of(k)); }
+  void choose(const ProductKey&, const Choice&);
+  std::string text() const;
+  int add_text(const std::string& lines, const std::string& source);  // how many it could not use
+  void save() const;  // into the plan cache, beside what others put there
+
+ private:
+  struct Plan {
+    Product product;
+    std::optional<cublasLtMatmulAlgo_t> algo;
+  };
+  Plan& find(const ProductKey&);
+  std::string line(const std::string& key, const Choice&) const;
+
+  Device& device_;
+  std::unordered_map<ProductKey, Plan, ProductHash> plans_;
+  std::map<std::string, Choice> chosen_;  // by text_of(key): what files and checkpoints hold
+};
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,21 @@
+#pragma once
+// Which of cuBLASLt's algorithms each product runs by: chosen by timing, before the arenas are reserved. The cpu and
+// plan engines have nothing to choose.
+#include <span>
+#include <string>
+
+#include "config/product.h"
+#include "device/device.h"
+
+namespace octet::BACKEND {
+
+// Times every shape that has no plan yet, on buffers of its real size that are freed afterwards, and adds what it found
+// to Device::Options::plan_cache. A product that was never tuned takes the library's first proposal that runs.
+void tune_products(Stream&, std::span<const ProductShape>);
+
+// The chosen plans as text, JSON lines as in the plan cache: a checkpoint carries them, so that a resumed run computes
+// the same bits. Plans of another card or cuBLASLt version are left out with a warning.
+std::string export_plans(Device&);
+void import_plans(Device&, const std::string& plans);
+
+}  // namespace octet::BACKEND
