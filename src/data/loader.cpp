@@ -16,7 +16,7 @@ namespace octet {
 namespace {
 
 constexpr int64_t kMaxSeqLen = int64_t(1) << 31;
-enum Stream : uint64_t { kEpochs = 0x6570, kBlocks = 0x626c };  // separate uses of the one seed
+constexpr uint64_t kEpochs = hash("epoch order");  // this use of the seed
 
 }  // namespace
 
@@ -83,13 +83,13 @@ Loader::Window Loader::locate(int64_t sample) const {
   CHECK(sample >= 0, "sample ", sample);
   uint64_t s = 0, number = uint64_t(sample);
   if (mixture_) {
-    const Mixture::Pick pick = mixture_->pick(number, random_bits(config_.seed, kBlocks, 0));
+    const Mixture::Pick pick = mixture_->pick(number);
     s = pick.source, number = pick.number;
   }
   const Source& source = sources_[s];
   const uint64_t epoch = number / uint64_t(source.windows);
   uint64_t w = number % uint64_t(source.windows);
-  if (config_.shuffle) w = Permutation(uint64_t(source.windows), random_bits(config_.seed, kEpochs + (s << 16), epoch))(w);
+  if (config_.shuffle) w = Permutation(uint64_t(source.windows), random_bits(config_.seed, kEpochs + s, epoch))(w);
 
   const auto next = std::upper_bound(source.first.begin(), source.first.end(), int64_t(w));
   const size_t f = size_t(next - source.first.begin()) - 1;
@@ -100,7 +100,9 @@ Loader::Window Loader::locate(int64_t sample) const {
 
 Batch Loader::batch(int64_t first_sample, int64_t count) const {
   const size_t T = size_t(config_.seq_len);
-  Batch b{.batch = count, .seq_len = config_.seq_len};
+  Batch b;
+  b.batch = count;
+  b.seq_len = config_.seq_len;
   b.tokens.assign(size_t(count) * T, 0);  // a padded position is the token 0: its output is ignored, and no other sees it
   b.targets.assign(size_t(count) * T, kIgnore);
   std::vector<int32_t> ids;

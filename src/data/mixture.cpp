@@ -1,42 +1,36 @@
 #include "data/mixture.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/check.h"
-#include "data/permutation.h"
 
 namespace octet {
+namespace {
+
+__extension__ typedef unsigned __int128 uint128;
+uint64_t taken(uint64_t n, uint64_t share) { return uint64_t((uint128(n) * share) >> 63); }  // floor(n p), exact
+
+}  // namespace
 
 Mixture::Mixture(const std::vector<double>& weights) {
-  CHECK(!weights.empty() && weights.size() < kBlock, weights.size(), " weights");
+  CHECK(!weights.empty());
   for (const double w : weights)
     if (!(w > 0 && std::isfinite(w))) bad_input("a mixing weight of ", w, ": weights must be positive; leave out what should not be used");
-  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-
-  std::vector<uint64_t> places(weights.size());
-  std::vector<std::pair<double, size_t>> remainders;  // negative remainder first: sorts the largest to the front
-  for (size_t s = 0; s < weights.size(); ++s) {
-    const double share = weights[s] / sum * double(kBlock);
-    places[s] = std::max<uint64_t>(1, uint64_t(share));
-    remainders.push_back({double(places[s]) - share, s});
+  double rest = 0;
+  shares_.resize(weights.size() - 1);
+  for (size_t s = weights.size(); s-- > 0;) {
+    rest += weights[s];
+    if (s + 1 < weights.size()) shares_[s] = uint64_t(weights[s] / rest * 0x1p63);
   }
-  std::sort(remainders.begin(), remainders.end());
-  uint64_t used = std::accumulate(places.begin(), places.end(), uint64_t(0));
-  for (size_t i = 0; used < kBlock; i = (i + 1) % places.size(), ++used) ++places[remainders[i].second];
-  for (; used > kBlock; --used) --*std::max_element(places.begin(), places.end());  // the lifted ones took too many
-
-  first_.assign(1, 0);
-  for (const uint64_t p : places) first_.push_back(first_.back() + p);
 }
 
-Mixture::Pick Mixture::pick(uint64_t sample, uint64_t key) const {
-  const uint64_t block = sample / kBlock;
-  const uint64_t place = Permutation(kBlock, random_bits(key, 0, block))(sample % kBlock);
-  const auto next = std::upper_bound(first_.begin(), first_.end(), place);
-  const uint64_t s = uint64_t(next - first_.begin()) - 1;
-  return {s, block * (first_[s + 1] - first_[s]) + place - first_[s]};
+Mixture::Pick Mixture::pick(uint64_t n) const {
+  for (size_t s = 0; s < shares_.size(); ++s) {
+    const uint64_t before = taken(n, shares_[s]);
+    if (taken(n + 1, shares_[s]) > before) return {s, before};
+    n -= before;
+  }
+  return {shares_.size(), n};
 }
 
 }  // namespace octet

@@ -1,26 +1,24 @@
 #pragma once
-// Which source a sample of a weighted mixture comes from, as a pure function of the sample's index. The samples fall into
-// blocks of 2^16; in each block source s has exactly c_s places (its weight's share, by largest remainders, at least
-// one), whose order is permuted by (key, block). So the n-th sample from source s is found in O(log sources).
+// Which source a sample of a weighted mixture comes from, as a pure function of the sample's index. Sources are split off
+// one after another: of the first n samples that reach source s it takes floor(n p_s), p_s its share of the weights left.
+// So after any number of samples each source has its share to within one sample a split, its samples come in its own
+// order without gaps, and they are spread evenly.
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace octet {
 
 class Mixture {
  public:
-  static constexpr uint64_t kBlock = uint64_t(1) << 16;
   explicit Mixture(const std::vector<double>& weights);  // positive and finite, not necessarily of sum 1
 
   struct Pick {
-    uint64_t source, number;  // `number` counts that source's samples from 0 without gaps
+    uint64_t source, number;  // `number` counts that source's samples from 0
   };
-  Pick pick(uint64_t sample, uint64_t key) const;
-  const std::vector<uint64_t>& first() const { return first_; }
+  Pick pick(uint64_t sample) const;
 
  private:
-  std::vector<uint64_t> first_;  // [sources + 1]: source s has the places [first_[s], first_[s + 1]) before permuting
+  std::vector<uint64_t> shares_;  // p_s in units of 2^-63, for each source but the last
 };
 
 }  // namespace octet

@@ -11,8 +11,11 @@ namespace octet {
 
 class Permutation {
  public:
-  constexpr Permutation(uint64_t n, uint64_t key)
-      : n_(n), key_(key), low_bits_(n > 1 ? (std::bit_width(n - 1) + 1) / 2 : 0), high_bits_(n > 1 ? std::bit_width(n - 1) / 2 : 0) {}
+  constexpr Permutation(uint64_t n, uint64_t key) : n_(n), key_(key) {
+    const int bits = n > 1 ? int(std::bit_width(n - 1)) : 0;
+    low_bits_ = bits - bits / 2;
+    high_bits_ = bits / 2;
+  }
 
   constexpr uint64_t operator()(uint64_t i) const {  // i < n
     if (n_ <= 1) return i;
@@ -35,7 +38,7 @@ class Permutation {
 
   static constexpr uint64_t kRounds = 8;  // 4 make a Feistel network pseudorandom (Luby and Rackoff 1988); small halves want more
   uint64_t n_, key_;
-  int low_bits_, high_bits_;
+  int low_bits_ = 0, high_bits_ = 0;
 };
 
 }  // namespace octet

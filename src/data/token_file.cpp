@@ -137,7 +137,7 @@ TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, const TokenF
   const std::string name = path.string() + ".index.tmp";
   std::FILE* index = std::fopen(name.c_str(), "w+b");
   if (!index) throw SystemError(concat("cannot write '", name, "': ", std::strerror(errno)));
-  index_ = std::make_unique<Index>(Index{index});
+  index_.reset(new Index{index});
   ::unlink(name.c_str());
 }
 TokenFileWriter::~TokenFileWriter() = default;
@@ -149,7 +149,7 @@ void TokenFileWriter::begin_document() {
 }
 
 void TokenFileWriter::append(std::span<const int32_t> tokens) {
-  CHECK(header_.documents > 0, "tokens before the first document");
+  CHECK(tokens.empty() || header_.documents > 0, "tokens before the first document");
   packed_.clear();
   for (const int32_t id : tokens) {
     CHECK(id >= 0 && uint64_t(id) < header_.vocab_size, "token id ", id, " of ", header_.vocab_size);

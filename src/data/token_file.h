@@ -31,7 +31,7 @@ struct TokenFileHeader {
   uint64_t index_offset = 0;  // bytes
   uint32_t flags = 0;
   int32_t bos_id = -1, eos_id = -1;
-  uint32_t reserved[11] = {};
+  uint32_t reserved[13] = {};
 
   static uint32_t width_for(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
 };

@@ -1,0 +1,174 @@
+// Every token is a target exactly once an epoch, in an order that is a function of (seed, sample) alone.
+#include "data/loader.h"
+
+#include <algorithm>
+#include <map>
+
+#include "scratch.h"
+
+namespace octet {
+namespace {
+
+LoaderConfig config_for(std::vector<std::string> files, int64_t T) {
+  LoaderConfig config;
+  config.files = std::move(files);
+  config.seq_len = T;
+  config.vocab_size = 100000;
+  config.seed = 3;
+  return config;
+}
+
+// How often each token is a target in the samples; each target must follow its input in the file.
+std::map<int32_t, int> targets_of(const Batch& b) {
+  std::map<int32_t, int> count;
+  for (size_t i = 0; i < b.targets.size(); ++i) {
+    if (b.targets[i] == kIgnore) continue;
+    EXPECT_EQ(b.targets[i], b.tokens[i] + 1);
+    ++count[b.targets[i]];
+  }
+  return count;
+}
+
+TEST(Loader, EveryTokenIsATargetOnceAnEpoch) {
+  const Scratch dir;
+  for (const int64_t T : {1, 2, 5, 16, 50})
+    for (const int64_t n : {51, 52, 64, 65, 66, 1000})
+      for (const bool shuffle : {false, true}) {
+        LoaderConfig config = config_for({token_file(dir / "a", n), token_file(dir / "b", 70, 100000, 5000)}, T);
+        config.shuffle = shuffle;
+        const Loader loader(config);
+        const int64_t N = loader.samples_per_epoch();
+        ASSERT_EQ(N, (n - 2) / T + 1 + 68 / T + 1);
+        for (int64_t epoch = 0; epoch < 3; ++epoch) {
+          const auto count = targets_of(loader.batch(epoch * N, N));
+          ASSERT_EQ(int64_t(count.size()), n - 1 + 69);
+          for (const auto& [token, times] : count) ASSERT_EQ(times, 1) << token;
+          ASSERT_EQ(count.begin()->first, 1);
+          ASSERT_EQ(loader.valid_targets(epoch * N, N), n - 1 + 69);
+        }
+      }
+}
+
+TEST(Loader, ASampleDependsOnItsIndexAlone) {
+  const Scratch dir;
+  const LoaderConfig config = config_for({token_file(dir / "a", 1000)}, 8);
+  const Loader loader(config), resumed(config);
+  const int64_t N = loader.samples_per_epoch();
+  const Batch all = loader.batch(0, 2 * N + 40);
+  for (const int64_t size : {1, 3, 16, 64})  // batch sizes, and starts anywhere: a resume, a rank's share, a micro-batch
+    for (int64_t first = 0; first + size <= 2 * N + 40; first += size) {
+      const Batch b = resumed.batch(first, size);
+      ASSERT_TRUE(std::equal(b.tokens.begin(), b.tokens.end(), all.tokens.begin() + first * 8));
+      ASSERT_TRUE(std::equal(b.targets.begin(), b.targets.end(), all.targets.begin() + first * 8));
+    }
+}
+
+TEST(Loader, EpochsAndSeedsDifferInOrder) {
+  const Scratch dir;
+  LoaderConfig config = config_for({token_file(dir / "a", 1000)}, 8);
+  const Loader loader(config);
+  const int64_t N = loader.samples_per_epoch();
+  EXPECT_NE(loader.batch(0, N).tokens, loader.batch(N, N).tokens);
+  config.seed = 4;
+  const Loader other(config);
+  EXPECT_NE(loader.batch(0, N).tokens, other.batch(0, N).tokens);
+  EXPECT_NE(loader.fingerprint(), other.fingerprint());
+  EXPECT_EQ(other.fingerprint(), Loader(config).fingerprint());
+  config.files = {token_file(dir / "b", 1000, 100000, 1)};
+  EXPECT_NE(other.fingerprint(), Loader(config).fingerprint());
+}
+
+TEST(Loader, TrainAndHeldOutPartsShareNoTargetAndMissNone) {
+  const Scratch dir;
+  LoaderConfig config = config_for({token_file(dir / "a", 1003), token_file(dir / "b", 40, 100000, 5000)}, 8);
+  config.held_out = 0.1;
+  config.split = Split::train;
+  const Loader train(config);
+  config.split = Split::held_out;
+  config.shuffle = false;
+  const Loader held(config);
+  EXPECT_EQ(held.samples_per_epoch(), 13 + 1);
+  auto count = targets_of(train.batch(0, train.samples_per_epoch()));
+  const int64_t trained = int64_t(count.size());
+  const auto held_count = targets_of(held.batch(0, held.samples_per_epoch()));
+  for (const auto& [token, times] : held_count) count[token] += times;
+  EXPECT_EQ(trained + int64_t(held_count.size()), 1002 + 39);
+  for (const auto& [token, times] : count) ASSERT_EQ(times, 1) << token;
+  EXPECT_TRUE(held_count.contains(1002) && held_count.contains(5039));
+}
+
+TEST(Loader, TargetsThatStartADocumentCanBeIgnored) {
+  const Scratch dir;
+  LoaderConfig config = config_for({token_file(dir / "a", 1000)}, 16);  // documents of 7 tokens
+  config.ignore_document_starts = true;
+  const Loader loader(config);
+  const int64_t N = loader.samples_per_epoch();
+  const auto count = targets_of(loader.batch(0, N));
+  for (int32_t token = 1; token < 1000; ++token) ASSERT_EQ(count.contains(token), token % 7 != 0) << token;
+  for (int64_t i = 0; i < N; ++i) {
+    const Batch b = loader.batch(i, 1);
+    ASSERT_EQ(loader.valid_targets(i, 1), 16 - std::count(b.targets.begin(), b.targets.end(), kIgnore));
+  }
+}
+
+TEST(Loader, AMixtureKeepsItsWeightsAndEachPartsEpochs) {
+  const Scratch dir;
+  LoaderConfig config = config_for({token_file(dir / "a", 401), token_file(dir / "b", 8001, 100000, 50000)}, 8);
+  config.weights = {3, 1};
+  const Loader loader(config);
+  std::map<int32_t, int> first_a, first_b;  // windows, by their first target, until both files have ended
+  const Batch b = loader.batch(0, 8000);
+  for (size_t i = 0; i < 8000; ++i) ++(b.targets[8 * i] < 50000 ? first_a : first_b)[b.targets[8 * i]];
+  int64_t from_a = 0;
+  for (const auto& [token, times] : first_a) {
+    from_a += times;
+    EXPECT_EQ(times, 6000 / 50);  // its 50 windows, epoch after epoch
+  }
+  EXPECT_EQ(first_a.size(), 50u);
+  EXPECT_EQ(from_a, 6000);
+  EXPECT_EQ(first_b.size(), 1000u);
+  for (const auto& [token, times] : first_b) ASSERT_EQ(times, 2);
+}
+
+TEST(Loader, BadInputIsNamedWithARemedy) {
+  const Scratch dir;
+  const std::string a = token_file(dir / "a", 100), b = token_file(dir / "b", 100, 70000);
+  const auto complaint = [](LoaderConfig config) { return error_of<InputError>([&] { Loader loader(config); }); };
+  EXPECT_TRUE(has(complaint(config_for({a}, 100)), "lower seq_len"));
+  EXPECT_TRUE(has(complaint(config_for({}, 8)), "no token files"));
+  EXPECT_TRUE(has(complaint(config_for({a, (dir / "[a]").string()}, 8)), "named twice"));
+  EXPECT_TRUE(has(complaint(config_for({(dir / "c*").string()}, 8)), "no file matches"));
+  EXPECT_TRUE(has(complaint(config_for({(dir / "").string()}, 8)), "folder"));
+  EXPECT_TRUE(has(complaint(config_for({a}, 0)), "at least 1"));
+  LoaderConfig config = config_for({a}, 8);
+  config.vocab_size = 99999;
+  EXPECT_TRUE(has(complaint(config), "vocabulary of 100000"));
+  config = config_for({a, b}, 8);
+  config.weights = {1};
+  EXPECT_TRUE(has(complaint(config), "weights"));
+  config = config_for({a}, 64);
+  config.split = Split::train;
+  config.held_out = 0.6;
+  EXPECT_EQ(Loader(config).samples_per_epoch(), 1);
+  config.seq_len = 99;
+  EXPECT_TRUE(has(complaint(config), "too few"));
+
+  TokenFileHeader like;
+  like.vocab_size = 100;
+  like.tokenizer_fingerprint = 1;
+  TokenFileWriter writer(dir / "c", like);
+  writer.begin_document();
+  writer.append(std::vector<int32_t>(50, 1));
+  writer.finish();
+  EXPECT_TRUE(has(complaint(config_for({a, (dir / "c").string()}, 8)), "another tokenizer"));
+}
+
+TEST(Loader, GlobsAreSorted) {
+  const Scratch dir;
+  for (const char* name : {"b2", "b1", "a"}) token_file(dir / name, 100);
+  const std::vector<std::string> want = {(dir / "b1").string(), (dir / "b2").string(), (dir / "a").string()};
+  EXPECT_EQ(expand_globs({(dir / "b*").string(), (dir / "a").string()}), want);
+}
+
+}  // namespace
+}  // namespace octet

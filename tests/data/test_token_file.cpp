@@ -1,0 +1,134 @@
+// A token file gives back what was written at any width and size; one that lies is refused with file, fault and remedy.
+#include "data/token_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "data/loader.h"
+#include "scratch.h"
+
+namespace octet {
+namespace {
+
+TEST(TokenFile, WidthFollowsTheVocabulary) {
+  const Scratch dir;
+  for (const int64_t vocab : {65535, 65536, 65537}) {
+    const TokenFile file(token_file(dir / "a", 1000, vocab, vocab - 500));
+    EXPECT_EQ(file.header().token_bytes, vocab <= 65536 ? 2u : 4u);
+    std::vector<int32_t> ids(1000);
+    file.read(0, ids);
+    for (int64_t i = 0; i < 1000; ++i) ASSERT_EQ(ids[size_t(i)], (vocab - 500 + i) % vocab);
+    EXPECT_EQ(*std::max_element(ids.begin(), ids.end()), vocab - 1);
+    file.verify();
+    EXPECT_EQ(file.tokens(), 1000);
+    EXPECT_EQ(file.documents(), 143);
+  }
+}
+
+TEST(TokenFile, IndexFindsDocuments) {
+  const Scratch dir;
+  const TokenFile file(token_file(dir / "a", 100));
+  EXPECT_EQ(file.documents_before(0), 0);
+  EXPECT_EQ(file.documents_before(1), 1);
+  EXPECT_EQ(file.documents_before(7), 1);
+  EXPECT_EQ(file.documents_before(8), 2);
+  EXPECT_EQ(file.documents_before(1000), 15);
+  EXPECT_EQ(file.document_start(14), 98);
+}
+
+// A header over a file of holes: 4 GiB of zeros that take no disk.
+TEST(TokenFile, PositionsBeyond31BitsAreRead) {
+  const Scratch dir;
+  TokenFileHeader h;
+  h.vocab_size = 1000;
+  h.token_bytes = 2;
+  h.tokens = (uint64_t(1) << 31) + 4096;
+  h.documents = 1;
+  h.index_offset = sizeof h + 2 * h.tokens;
+  const std::filesystem::path path = dir / "sparse";
+  const int fd = ::open(path.c_str(), O_CREAT | O_RDWR, 0600);
+  ASSERT_EQ(::ftruncate(fd, off_t(h.index_offset + 8)), 0);
+  ASSERT_EQ(::pwrite(fd, &h, sizeof h, 0), ssize_t(sizeof h));
+  const uint16_t last[2] = {998, 999};
+  ASSERT_EQ(::pwrite(fd, last, 4, off_t(h.index_offset - 4)), 4);
+  ::close(fd);
+
+  LoaderConfig config;
+  config.files = {path.string()};
+  config.seq_len = 1024;
+  config.vocab_size = 1000;
+  config.shuffle = false;
+  const Loader loader(config);
+  ASSERT_EQ(loader.samples_per_epoch(), int64_t((h.tokens - 2) / 1024 + 1));
+  const Batch batch = loader.batch(loader.samples_per_epoch() - 1, 1);
+  EXPECT_EQ(batch.targets[1022], 999);
+  EXPECT_EQ(batch.tokens[1022], 998);
+  EXPECT_EQ(batch.targets[1023], kIgnore);  // tokens - 1 = 1023 (mod 1024)
+}
+
+std::string complaint(const Scratch& dir, std::string contents) {
+  const std::string message = error_of<InputError>([&] { TokenFile(dir.write("bad", contents)).verify(); });
+  EXPECT_TRUE(has(message, "bad'")) << message;
+  EXPECT_TRUE(has(message, "octet")) << "no remedy: " << message;
+  return message;
+}
+
+TEST(TokenFile, DamageIsNamed) {
+  const Scratch dir;
+  const std::string good = read_file(token_file(dir / "good", 1000, 300));
+  const auto lie = [&](size_t offset, uint64_t value, size_t bytes = 8) {
+    std::string copy = good;
+    copy.replace(offset, bytes, reinterpret_cast<const char*>(&value), bytes);
+    return complaint(dir, copy);
+  };
+  EXPECT_TRUE(has(complaint(dir, ""), "not a token file"));
+  EXPECT_TRUE(has(complaint(dir, "The town of Saltmarsh"), "not a token file"));
+  EXPECT_TRUE(has(complaint(dir, good.substr(0, 5)), "truncated"));
+  EXPECT_TRUE(has(complaint(dir, good.substr(0, 100)), "truncated within its header"));
+  EXPECT_TRUE(has(complaint(dir, good.substr(0, 128)), "truncated"));
+  EXPECT_TRUE(has(complaint(dir, good.substr(0, 1000)), "promises 1000 tokens"));
+  EXPECT_TRUE(has(complaint(dir, good.substr(0, good.size() - 1)), "truncated"));
+  EXPECT_TRUE(has(complaint(dir, good + "x"), "after its end"));
+  EXPECT_TRUE(has(lie(8, 2, 4), "newer"));
+  EXPECT_TRUE(has(lie(12, 4, 4), "bytes a token"));
+  EXPECT_TRUE(has(lie(12, 0, 4), "bytes a token"));
+  for (const uint64_t tokens : {uint64_t(990), uint64_t(1100), uint64_t(1) << 63, (uint64_t(1) << 63) + 1000, ~uint64_t(0)}) lie(16, tokens);
+  for (const uint64_t documents : {uint64_t(0), uint64_t(142), uint64_t(144), (uint64_t(1) << 61) + 143, ~uint64_t(0)}) lie(24, documents);
+  for (const uint64_t vocab : {uint64_t(0), uint64_t(1) << 31, ~uint64_t(0)}) EXPECT_TRUE(has(lie(32, vocab), "vocabulary"));
+  for (const uint64_t offset : {uint64_t(0), uint64_t(128), ~uint64_t(7)}) EXPECT_TRUE(has(lie(56, offset), "index"));
+  EXPECT_TRUE(has(lie(good.size() - 8, 1000), "index"));              // the last document beyond the end
+  EXPECT_TRUE(has(lie(good.size() - 16, 5), "document 141 starts"));  // not rising: found by verify()
+}
+
+TEST(TokenFile, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
+  const Scratch dir;
+  for (const int64_t vocab : {300, 70000}) {
+    std::string bytes = read_file(token_file(dir / "good", 1000, vocab));
+    const uint32_t id = vocab == 300 ? 300 : 0xffffffff;
+    bytes.replace(128 + 777 * (vocab == 300 ? 2 : 4), vocab == 300 ? 2 : 4, reinterpret_cast<const char*>(&id), vocab == 300 ? 2 : 4);
+    const std::string message = complaint(dir, bytes);
+    EXPECT_TRUE(has(message, "token 777 has id " + std::to_string(id))) << message;
+    LoaderConfig config;
+    config.files = {(dir / "bad").string()};
+    config.seq_len = 100;
+    config.vocab_size = vocab;
+    config.shuffle = false;
+    const Loader loader(config);
+    EXPECT_EQ(loader.batch(0, 7).batch, 7);
+    EXPECT_TRUE(has(error_of<InputError>([&] { loader.batch(7, 1); }), "token 777"));
+  }
+}
+
+TEST(TokenFile, NothingIsLeftOfOneThatWasNotFinished) {
+  const Scratch dir;
+  {
+    TokenFileHeader like;
+    like.vocab_size = 10;
+    TokenFileWriter writer(dir / "a", like);
+    writer.begin_document();
+  }
+  EXPECT_EQ(dir.entries(), 0);
+}
+
+}  // namespace
+}  // namespace octet
