@@ -21,6 +21,7 @@ class Comm {
   virtual void reduce_scatter(Stream&, Tensor mine, Tensor full) = 0;  // mine = own slice of the sum; likewise
   virtual void all_reduce(Stream&, Tensor, Reduce) = 0;                // in place; f64, f32, bf16, u32
   virtual void broadcast(Stream&, Tensor, int root) = 0;
+  virtual void poll() {}  // throws when a collective under way has failed: for a host that waits for the device
 };
 
 // All ranks of `host` (for a group of ranks: host.split()). The host outlives it.

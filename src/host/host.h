@@ -20,6 +20,9 @@ class Host {
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual void barrier() = 0;
   virtual std::unique_ptr<Host> split(int colour, int size) = 0;  // a group of `size` ranks for each colour, in rank order
+  // Calls f, once and on another rank's thread, when a rank fails while this one may wait for it on its device; until the
+  // result is dropped. Null, and never called, where a failing rank ends the whole job.
+  virtual std::shared_ptr<void> when_lost(std::function<void()> f) = 0;
   // Ends the job on all ranks now; called when a rank fails. Returns only where ending is done elsewhere.
   virtual void abort(int exit_code) noexcept = 0;
 };
@@ -37,6 +40,7 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
   void broadcast(void*, size_t, int) override {}
   void barrier() override {}
   std::unique_ptr<Host> split(int, int size) override { return std::make_unique<LoneHost>(size, local_size_); }
+  std::shared_ptr<void> when_lost(std::function<void()>) override { return nullptr; }
   void abort(int) noexcept override {}
 
  private:

@@ -101,6 +101,7 @@ class MpiHost final : public Host {
           colour);
     return host;
   }
+  std::shared_ptr<void> when_lost(std::function<void()>) override { return nullptr; }
   void abort(int exit_code) noexcept override { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
  private:

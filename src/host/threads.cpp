@@ -2,6 +2,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,12 +24,14 @@ struct Run {
   std::condition_variable changed;
   std::exception_ptr error;
   bool ended = false;
+  std::list<std::function<void()>> when_lost;
 
   void end(std::exception_ptr e) {
     const std::lock_guard lock(mutex);
     if (!error) error = e;
     ended = true;
     changed.notify_all();
+    for (; !when_lost.empty(); when_lost.pop_front()) when_lost.front()();
   }
 };
 
@@ -84,6 +87,7 @@ class ThreadHost final : public Host {
     });
   }
   std::unique_ptr<Host> split(int colour, int size) override;
+  std::shared_ptr<void> when_lost(std::function<void()> f) override;
   void abort(int) noexcept override { group_->run().end(nullptr); }
 
  private:
@@ -127,6 +131,17 @@ std::unique_ptr<Host> ThreadHost::split(int colour, int size) {
     if (int(r) == first) found = *static_cast<const std::shared_ptr<Group>*>(theirs);
   });
   return std::make_unique<ThreadHost>(found, Place{before, place_.local_rank, place_.local_size});
+}
+
+std::shared_ptr<void> ThreadHost::when_lost(std::function<void()> f) {
+  Run& run = group_->run();
+  const std::lock_guard lock(run.mutex);
+  if (run.ended) throw RankLost();
+  run.when_lost.push_front(std::move(f));
+  return {&run, [mine = run.when_lost.begin()](Run* run) {
+            const std::lock_guard lock(run->mutex);  // so that f has ended, or will not be called
+            if (!run->ended) run->when_lost.erase(mine);
+          }};
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ class Talkative final : public Host {
   void broadcast(void* data, size_t n, int root) override { host_.broadcast(data, n, root); }
   void barrier() override { host_.barrier(); }
   std::unique_ptr<Host> split(int colour, int size) override { return host_.split(colour, size); }
+  std::shared_ptr<void> when_lost(std::function<void()> f) override { return host_.when_lost(std::move(f)); }
   void abort(int code) noexcept override { host_.abort(code); }
 
  private:

@@ -1,8 +1,9 @@
 // Hosts: what ranks say arrives; groups form by colour; machines are counted; a rank that fails ends the others.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
-#include <numeric>
+#include <thread>
 #include <vector>
 
 #include "../ranks.h"
@@ -89,6 +90,21 @@ TEST(Threads, FailureInAGroupEndsRanksOutsideIt) {
     host.barrier();
   };
   EXPECT_THROW(run_threads(4, body), InputError);
+}
+
+TEST(Threads, WhoWaitsForADeviceIsTold) {
+  std::atomic<int> told = 0;
+  const auto body = [&](Host& host) {
+    host.when_lost([&] { told += 100; });  // dropped at once
+    std::atomic<bool> lost = false;
+    const auto watch = host.when_lost([&] { ++told, lost = true; });
+    host.barrier();
+    if (host.rank() == 1) bad_input("lost");
+    while (!lost) std::this_thread::yield();  // as on a device that waits for rank 1
+  };
+  EXPECT_THROW(run_threads(3, body), InputError);
+  EXPECT_GE(told, 2);
+  EXPECT_LE(told, 3);  // rank 1 may have dropped its own
 }
 
 TEST(Threads, AbortEndsTheOthers) {

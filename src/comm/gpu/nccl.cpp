@@ -1,0 +1,141 @@
+// Collectives between GPUs by NCCL, on whatever stream the caller gives (one of high priority, so that they overlap
+// with products).
+#include <nccl.h>
+
+#include <atomic>
+#include <exception>
+#include <optional>
+#include <vector>
+
+#include "comm/gpu/single.h"
+#include "device/gpu.h"
+
+namespace octet::BACKEND {
+namespace {
+
+void check(ncclResult_t result, const char* call, ncclComm_t comm) {
+  if (result == ncclSuccess) [[likely]]
+    return;
+  const char* last = ncclGetLastError(comm);
+  throw SystemError(
+      concat("NCCL: ", call, ": ", ncclGetErrorString(result), last && *last ? ": " : "", last ? last : ""));
+}
+#define NCCL_CHECK(call, comm) check(call, #call, comm)
+
+ncclDataType_t summable(DType t) {
+  switch (t) {
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::f16:
+      return ncclFloat16;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::u32:
+      return ncclUint32;
+    default:
+      CHECK(false, "ranks do not reduce ", name_of(t));
+  }
+  return ncclFloat32;
+}
+
+class NcclComm final : public Comm {
+ public:
+  NcclComm(Device& device, Host& host) : rank_(host.rank()), size_(host.size()) {
+    CUDA_CHECK(cudaSetDevice(device.impl().index));
+    ncclUniqueId id{};
+    if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id), nullptr);
+    std::vector<ncclUniqueId> ids(static_cast<size_t>(size_));
+    host.all_gather(ids.data(), &id, sizeof id);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    NCCL_CHECK(ncclCommInitRankConfig(&comm_, size_, ids[0], rank_, &config), nullptr);
+    watch_ = host.when_lost([this] { abort(); });
+  }
+  ~NcclComm() override {
+    watch_.reset();
+    if (std::uncaught_exceptions() > 0) abort();  // the others may never come to what is under way
+    if (!lost_) ncclCommDestroy(comm_);
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void begin_group() override {
+    NCCL_CHECK(ncclGroupStart(), comm());
+    grouped_ = true;
+  }
+  void end_group() override {
+    grouped_ = false;
+    const ncclResult_t result = ncclGroupEnd();
+    group_time_.reset();
+    NCCL_CHECK(result, comm());
+  }
+  // What only moves is sent as bytes: NCCL's types need not know ours.
+  void all_gather(Stream& s, Tensor full, Tensor mine) override {
+    CHECK(full.numel() == mine.numel() * size_, "all-gather of ", mine.shape, " into ", full.shape);
+    issue(s, Kernel::all_gather, [&](ncclComm_t c, cudaStream_t on) {
+      NCCL_CHECK(ncclAllGather(mine.data, full.data, mine.bytes(), ncclUint8, c, on), c);
+    });
+  }
+  void reduce_scatter(Stream& s, Tensor mine, Tensor full) override {
+    CHECK(full.numel() == mine.numel() * size_, "reduce-scatter of ", full.shape, " into ", mine.shape);
+    issue(s, Kernel::reduce_scatter, [&](ncclComm_t c, cudaStream_t on) {
+      NCCL_CHECK(ncclReduceScatter(full.data, mine.data, size_t(mine.numel()), summable(mine.dtype), ncclSum, c, on),
+                 c);
+    });
+  }
+  void all_reduce(Stream& s, Tensor t, Reduce op) override {
+    const ncclRedOp_t nccl_op = op == Reduce::sum ? ncclSum : ncclMax;
+    issue(s, Kernel::all_reduce, [&](ncclComm_t c, cudaStream_t on) {
+      NCCL_CHECK(ncclAllReduce(t.data, t.data, size_t(t.numel()), summable(t.dtype), nccl_op, c, on), c);
+    });
+  }
+  void broadcast(Stream& s, Tensor t, int root) override {
+    issue(s, Kernel::all_gather, [&](ncclComm_t c, cudaStream_t on) {
+      NCCL_CHECK(ncclBroadcast(t.data, t.data, t.bytes(), ncclUint8, root, c, on), c);
+    });
+  }
+  void poll() override {
+    ncclResult_t state = ncclSuccess;
+    NCCL_CHECK(ncclCommGetAsyncError(comm(), &state), comm_);
+    check(state, "a collective under way", comm_);
+  }
+
+ private:
+  ncclComm_t comm() const {
+    if (lost_) throw SystemError("another rank failed");
+    return comm_;
+  }
+  // Ends what waits on the device; NCCL lets any thread do it.
+  void abort() {
+    if (!lost_.exchange(true)) ncclCommAbort(comm_);
+  }
+  // A group runs as one: its time goes to the class of its first collective.
+  template <class F>
+  void issue(Stream& s, Kernel kernel, F&& call) {
+    std::optional<Timed> own;
+    if (grouped_) {
+      if (!group_time_) group_time_.emplace(s, kernel);
+    } else {
+      own.emplace(s, kernel);
+    }
+    call(comm(), raw(s));
+  }
+
+  int rank_, size_;
+  ncclComm_t comm_ = nullptr;
+  std::atomic<bool> lost_ = false;
+  bool grouped_ = false;
+  std::optional<Timed> group_time_;
+  std::shared_ptr<void> watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> make_comm(Device& device, Host& host) {
+  if (host.size() == 1) return make_single_comm();
+  return std::make_unique<NcclComm>(device, host);
+}
+
+}  // namespace octet::BACKEND
