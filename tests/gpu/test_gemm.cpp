@@ -1,0 +1,376 @@
+// Products on the GPU are those of fp64, in every form that the layers ask for, and the plans behind them can be
+// stored.
+#define BACKEND gpu
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "base/files.h"
+#include "base/rng.h"
+#include "ops/ops.h"
+#include "ops/tune.h"
+
+namespace octet::gpu {
+namespace {
+
+using Values = std::vector<double>;
+
+Values normals(int64_t n, uint64_t stream) {
+  Values v(static_cast<size_t>(n));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = normal(1, stream, i);
+  return v;
+}
+
+Values product(const Values& a, const Values& b, int64_t M, int64_t N, int64_t K) {  // a (M,K), b (N,K)
+  Values d(size_t(M * N));
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t n = 0; n < N; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < K; ++k) sum += a[size_t(m * K + k)] * b[size_t(n * K + k)];
+      d[size_t(m * N + n)] = sum;
+    }
+  return d;
+}
+
+Values transposed(const Values& x, int64_t rows, int64_t cols) {
+  Values y(x.size());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) y[size_t(c * rows + r)] = x[size_t(r * cols + c)];
+  return y;
+}
+
+double relative_error(const Values& y, const Values& ref) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < ref.size(); ++i) {
+    error += (y[i] - ref[i]) * (y[i] - ref[i]);
+    size += ref[i] * ref[i];
+  }
+  return std::sqrt(error / size);
+}
+double decibel(double relative_error) { return -20 * std::log10(relative_error); }
+
+Values rounded(const Values& x, DType t) {
+  Values y(x.size());
+  visit<float, bf16, e4m3, e5m2>(t, [&]<class T>() {
+    for (size_t i = 0; i < x.size(); ++i) y[i] = double(float(T(float(x[i]))));
+  });
+  return y;
+}
+
+struct Machine {
+  explicit Machine(const Device::Options& o = {}) : device(o), stream(device) {}
+  ~Machine() {
+    for (void* p : buffers) device_free(device, p);
+  }
+  Tensor tensor(DType t, Shape shape, int64_t offset = 0) {  // `offset` elements behind an aligned address
+    void* p = device_alloc(device, size_t(shape.numel() + offset) * size_of(t));
+    buffers.push_back(p);
+    return Tensor{p, t, {shape.numel() + offset}}.part(offset, shape);
+  }
+  Tensor upload(DType t, Shape shape, const Values& x, int64_t offset = 0) {
+    const Tensor y = tensor(t, shape, offset);
+    visit<float, bf16, e4m3, e5m2>(t, [&]<class T>() {
+      std::vector<T> host(x.size());
+      for (size_t i = 0; i < x.size(); ++i) host[i] = T(float(x[i]));
+      copy_to_device(stream, y.data, host.data(), y.bytes());
+      stream.synchronize();
+    });
+    return y;
+  }
+  Values download(Tensor t) {
+    Values y(size_t(t.numel()));
+    visit<float, bf16>(t.dtype, [&]<class T>() {
+      std::vector<T> host(y.size());
+      copy_to_host(stream, host.data(), t.data, t.bytes());
+      stream.synchronize();
+      for (size_t i = 0; i < y.size(); ++i) y[i] = double(float(host[i]));
+    });
+    return y;
+  }
+  const float* scalar(double x) { return static_cast<const float*>(upload(DType::f32, {4}, {x, x, x, x}).data); }
+
+  Device device;
+  Stream stream;
+  std::vector<void*> buffers;
+};
+
+struct Quantized {
+  Factor factor;
+  Values values;  // of the codes, unscaled again
+};
+Quantized quantized(Machine& m, DType t, Shape shape, const Values& x) {
+  double amax = 0;
+  for (double v : x) amax = std::max(amax, std::abs(v));
+  const double scale = double(largest(t)) / amax;
+  Values scaled(x);
+  for (double& v : scaled) v *= scale;
+  Quantized q{{m.upload(t, shape, scaled), false, m.scalar(1 / scale)}, rounded(scaled, t)};
+  for (double& v : q.values) v *= double(float(1 / scale));
+  return q;
+}
+
+class GpuGemm : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_available()) GTEST_SKIP() << "no GPU";
+    machine = std::make_unique<Machine>();
+  }
+  std::unique_ptr<Machine> machine;
+};
+class Fp8Gemm : public GpuGemm {
+ protected:
+  void SetUp() override {
+    GpuGemm::SetUp();
+    if (!IsSkipped() && !machine->device.target().fp8()) GTEST_SKIP() << "a GPU without FP8";
+  }
+};
+
+struct Form {
+  DType factors, d;
+  bool a_transposed, b_transposed, accumulate, residual, bias;
+};
+
+std::vector<Form> every_form() {
+  std::vector<Form> all;
+  for (DType t : {DType::f32, DType::bf16})
+    for (DType d : {DType::f32, DType::bf16})
+      for (int bits = 0; bits < 32; ++bits)
+        if (t == DType::bf16 || d == DType::f32)
+          all.push_back({t, d, bool(bits & 1), bool(bits & 2), bool(bits & 4), bool(bits & 8), bool(bits & 16)});
+  return all;
+}
+
+// Largest error of any element, against the bound of its own sum: 1 is the bound.
+double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset) {
+  const auto [M, N, K] = size;
+  const Values a = rounded(normals(M * K, 1), f.factors), b = rounded(normals(N * K, 2), f.factors);
+  const Values old = rounded(normals(M * N, 3), f.d), residual = rounded(normals(M * N, 4), f.d);
+  const Values bias = rounded(normals(N, 5), f.factors);
+  const auto upload = [&](const Values& x, int64_t rows, bool turn) {
+    return turn ? m.upload(f.factors, {K, rows}, transposed(x, rows, K), offset)
+                : m.upload(f.factors, {rows, K}, x, offset);
+  };
+  GemmArgs g{.d = m.upload(f.d, {M, N}, old, offset),
+             .a = {upload(a, M, f.a_transposed), f.a_transposed},
+             .b = {upload(b, N, f.b_transposed), f.b_transposed},
+             .accumulate = f.accumulate};
+  if (f.residual) g.residual = m.upload(f.d, {M, N}, residual, offset);
+  if (f.bias) g.bias = m.upload(f.factors, {N}, bias, offset);
+  gemm(m.stream, g);
+  const Values y = m.download(g.d), exact = product(a, b, M, N, K);
+  Values absolute_a(a), absolute_b(b);
+  for (double& x : absolute_a) x = std::abs(x);
+  for (double& x : absolute_b) x = std::abs(x);
+  const Values size_of_sum = product(absolute_a, absolute_b, M, N, K);
+  double w = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double added[] = {f.accumulate ? old[i] : 0, f.residual ? residual[i] : 0, f.bias ? bias[i % size_t(N)] : 0};
+    double ref = exact[i], magnitude = size_of_sum[i];
+    for (double x : added) ref += x, magnitude += std::abs(x);
+    // fp32 sums: TF32 would be 200 times worse. bf16 results: a rounding for each of up to three additions.
+    const double bound =
+        4e-6 * magnitude + (f.d == DType::bf16 ? 0x1p-7 * (std::abs(ref) + std::abs(added[2]) + 1) : 0);
+    w = std::max(w, std::isnan(y[i]) ? 1e9 : std::abs(y[i] - ref) / bound);
+  }
+  return w;
+}
+
+TEST_F(GpuGemm, IsTheProductInEveryFormAndSize) {
+  const std::array<int64_t, 3> sizes[] = {{1, 1, 1},    {17, 80, 333}, {333, 17, 80}, {80, 333, 17},
+                                          {1, 333, 80}, {333, 1, 17},  {80, 80, 1},   {128, 256, 64}};
+  for (const auto& size : sizes)
+    for (const Form& f : every_form()) {
+      Machine& m = *machine;
+      EXPECT_LE(worst(m, f, size, 0), 1) << size[0] << "x" << size[1] << "x" << size[2] << " " << name_of(f.factors)
+                                         << " to " << name_of(f.d) << " transposed " << f.a_transposed << f.b_transposed
+                                         << " accumulate " << f.accumulate << " residual " << f.residual << " bias "
+                                         << f.bias;
+    }
+}
+
+TEST_F(GpuGemm, TakesViewsThatAreAlignedToOneElement) {
+  for (const Form& f : every_form())
+    EXPECT_LE(worst(*machine, f, {80, 96, 64}, 1), 1) << name_of(f.factors) << " to " << name_of(f.d);
+}
+
+TEST_F(GpuGemm, OfNothingIsWhatIsAdded) {
+  Machine& m = *machine;
+  const Values r = normals(12, 1), b = normals(4, 2);
+  const Tensor d = m.upload(DType::f32, {3, 4}, Values(12, 7)), residual = m.upload(DType::f32, {3, 4}, r);
+  const Factor x{m.tensor(DType::f32, {3, 0})}, w{m.tensor(DType::f32, {4, 0})};
+  gemm(m.stream, {.d = d, .a = x, .b = w, .accumulate = true});
+  EXPECT_EQ(m.download(d), Values(12, 7));
+  gemm(m.stream, {.d = d, .a = x, .b = w, .residual = residual});
+  EXPECT_EQ(m.download(d), rounded(r, DType::f32));
+  gemm(m.stream, {.d = d, .a = x, .b = w});
+  EXPECT_EQ(m.download(d), Values(12, 0));
+  gemm(m.stream, {.d = d, .a = x, .b = w, .bias = m.upload(DType::f32, {4}, b)});
+  EXPECT_EQ(m.download(d)[6], double(float(b[2])));
+  const Factor none{m.tensor(DType::f32, {0, 8})}, eight{m.tensor(DType::f32, {4, 8})};
+  gemm(m.stream, {.d = m.tensor(DType::f32, {0, 4}), .a = none, .b = eight});
+  m.stream.synchronize();
+}
+
+TEST_F(Fp8Gemm, KeepsTheSignalOfEveryAllowedPair) {
+  constexpr int64_t M = 144, N = 256, K = 1024;
+  const Values a = normals(M * K, 1), b = normals(N * K, 2), exact = product(a, b, M, N, K);
+  struct Pair {
+    DType a, b;
+    double decibel;
+  };
+  for (const Pair p :
+       {Pair{DType::e4m3, DType::e4m3, 27.5}, {DType::e4m3, DType::e5m2, 23.5}, {DType::e5m2, DType::e4m3, 23.5}}) {
+    Machine& m = *machine;
+    const Quantized qa = quantized(m, p.a, {M, K}, a), qb = quantized(m, p.b, {N, K}, b);
+    const Values dequantized = product(qa.values, qb.values, M, N, K);
+    for (const DType d : {DType::f32, DType::bf16})
+      for (const bool fast : {false, true}) {
+        const Tensor y = m.tensor(d, {M, N});
+        gemm(m.stream, {.d = y, .a = qa.factor, .b = qb.factor, .fast = fast});
+        const Values got = m.download(y);
+        const double arithmetic = relative_error(got, dequantized);
+        std::cout << name_of(p.a) << " x " << name_of(p.b) << " to " << name_of(d) << (fast ? " fast" : " split")
+                  << ": " << decibel(relative_error(got, exact)) << " dB; of the arithmetic alone " << arithmetic
+                  << "\n";
+        EXPECT_GE(decibel(relative_error(got, exact)), p.decibel);
+        EXPECT_LE(arithmetic, d == DType::bf16 ? 3e-3 : fast ? 2e-3 : 1e-3);
+      }
+  }
+}
+
+TEST_F(Fp8Gemm, AddsWhatIsThere) {
+  constexpr int64_t M = 32, N = 48, K = 64;
+  Machine& m = *machine;
+  const Quantized a = quantized(m, DType::e4m3, {M, K}, normals(M * K, 1));
+  const Quantized b = quantized(m, DType::e5m2, {N, K}, normals(N * K, 2));
+  const Values bias = rounded(normals(N, 3), DType::bf16), exact = product(a.values, b.values, M, N, K);
+  for (const DType d : {DType::f32, DType::bf16})
+    for (const DType bias_type : {DType::bf16, DType::f32}) {
+      const Tensor y = m.upload(d, {M, N}, Values(size_t(M * N), 3)),
+                   r = m.upload(d, {M, N}, Values(size_t(M * N), -5));
+      gemm(m.stream, {.d = y, .a = a.factor, .b = b.factor, .residual = r, .bias = m.upload(bias_type, {N}, bias)});
+      gemm(m.stream, {.d = y, .a = a.factor, .b = b.factor, .accumulate = true});
+      Values ref(exact);
+      for (size_t i = 0; i < ref.size(); ++i) ref[i] = 2 * ref[i] - 5 + bias[i % size_t(N)];
+      EXPECT_LE(relative_error(m.download(y), ref), d == DType::bf16 ? 6e-3 : 1e-3)
+          << name_of(d) << " " << name_of(bias_type);
+    }
+}
+
+TEST_F(Fp8Gemm, OfSmallIntegersIsExact) {
+  constexpr int64_t M = 80, N = 64, K = 1024;
+  Values a(size_t(M * K)), b(size_t(N * K));
+  for (size_t i = 0; i < a.size(); ++i) a[i] = double(random_bits(1, 1, i) % 5) - 2;
+  for (size_t i = 0; i < b.size(); ++i) b[i] = double(random_bits(1, 2, i) % 5) - 2;
+  const Values exact = product(a, b, M, N, K);
+  Machine& m = *machine;
+  const Factor fa{m.upload(DType::e4m3, {M, K}, a), false, m.scalar(1)};
+  for (const DType t : {DType::e4m3, DType::e5m2})
+    for (const bool fast : {false, true}) {
+      const Tensor y = m.tensor(DType::f32, {M, N});
+      gemm(m.stream, {.d = y, .a = fa, .b = {m.upload(t, {N, K}, b), false, m.scalar(1)}, .fast = fast});
+      EXPECT_EQ(m.download(y), exact) << name_of(t) << (fast ? " fast" : " split");
+    }
+}
+
+// One large product and many small ones: an accumulator of 14 bits that nobody promotes loses the small ones.
+TEST_F(Fp8Gemm, SplitAccumulationKeepsSmallAddends) {
+  constexpr int64_t M = 16, N = 16, K = 4096;
+  Values a(size_t(M * K), 0.25), b(size_t(N * K), 1);
+  for (int64_t r = 0; r < M; ++r) a[size_t(r * K)] = b[size_t(r * K)] = 448;
+  Machine& m = *machine;
+  const Factor fa{m.upload(DType::e4m3, {M, K}, a), false, m.scalar(1)};
+  const Factor fb{m.upload(DType::e4m3, {N, K}, b), false, m.scalar(1)};
+  constexpr double kExact = 448. * 448 + 0.25 * (K - 1);
+  double error[2];
+  for (const bool fast : {false, true}) {
+    const Tensor y = m.tensor(DType::f32, {M, N});
+    gemm(m.stream, {.d = y, .a = fa, .b = fb, .fast = fast});
+    error[fast] = std::abs(m.download(y)[0] - kExact);
+    std::cout << (fast ? "fast" : "split") << " accumulation: " << kExact << " is short by " << error[fast] << "\n";
+  }
+  EXPECT_LE(error[0], 64);  // 128 of K a promotion: what shares a partial sum with the large product may be lost
+  EXPECT_LE(error[0], error[1]);
+}
+
+TEST_F(Fp8Gemm, RefusesWhatTheLibraryWould) {
+  Machine& m = *machine;
+  const Tensor a = m.tensor(DType::e4m3, {16, 32}), d = m.tensor(DType::f32, {16, 16});
+  const Tensor e = m.tensor(DType::e5m2, {16, 32}), odd = m.tensor(DType::e4m3, {16, 40});
+  const float* one = m.scalar(1);
+  EXPECT_THROW(gemm(m.stream, {.d = d, .a = {a, false, one + 1}, .b = {a, false, one}}), Error);
+  EXPECT_THROW(gemm(m.stream, {.d = d, .a = {e, false, one}, .b = {e, false, one}}), Error);
+  EXPECT_THROW(gemm(m.stream, {.d = d, .a = {odd, false, one}, .b = {odd, false, one}}), Error);
+  EXPECT_THROW(gemm(m.stream, {.d = d, .a = {a, false, one}, .b = {m.tensor(DType::bf16, {16, 32})}}), Error);
+}
+
+class GpuPlans : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_available()) GTEST_SKIP() << "no GPU";
+    path = (std::filesystem::temp_directory_path() /
+            concat("octet_plans_", ::testing::UnitTest::GetInstance()->random_seed(), "_", uint64_t(this)))
+               .string();
+  }
+  void TearDown() override {
+    if (!path.empty()) std::filesystem::remove(path);
+  }
+  static std::vector<ProductShape> shapes() {
+    return {{.M = 256, .N = 512, .K = 1024, .a = DType::bf16, .b = DType::bf16, .d = DType::bf16},
+            {.M = 512, .N = 256, .K = 128, .a = DType::f32, .b = DType::f32, .d = DType::f32, .accumulate = true}};
+  }
+  static Values run(Machine& m) {
+    const Tensor y = m.tensor(DType::bf16, {256, 512});
+    gemm(m.stream, {.d = y,
+                    .a = {m.upload(DType::bf16, {256, 1024}, normals(256 * 1024, 1))},
+                    .b = {m.upload(DType::bf16, {512, 1024}, normals(512 * 1024, 2))}});
+    return m.download(y);
+  }
+  std::string path;
+};
+
+TEST_F(GpuPlans, AreTunedOnceAndReadFromTheCacheThen) {
+  Machine first({.plan_cache = path});
+  tune_products(first.stream, shapes());
+  const std::string plans = export_plans(first.device), file = read_file(path);
+  EXPECT_EQ(std::count(plans.begin(), plans.end(), '\n'), 2);
+  EXPECT_EQ(file, plans);
+  Machine second({.plan_cache = path});
+  tune_products(second.stream, shapes());
+  EXPECT_EQ(export_plans(second.device), plans);
+  EXPECT_EQ(run(second), run(first));
+}
+
+TEST_F(GpuPlans, TravelAsTextAndGiveTheSameBits) {
+  Machine first, second;
+  tune_products(first.stream, shapes());
+  const Values y = run(first);
+  import_plans(second.device, export_plans(first.device));
+  EXPECT_EQ(export_plans(second.device), export_plans(first.device));
+  EXPECT_EQ(run(second), y);
+}
+
+TEST_F(GpuPlans, OfAnUnreadableFileAreChosenAnewAndForeignOnesAreKept) {
+  const std::string foreign =
+      R"({"algo":")" + std::string(128, '0') +
+      R"(","card":"Abacus","cublaslt":1,"deterministic":true,"product":"256x512x1024 bf16 bf16 bf16","tflops":1.0})";
+  write_file(path, "no plan\n{\"card\": 3}\n" + foreign + "\n");
+  Machine m({.plan_cache = path});
+  EXPECT_EQ(export_plans(m.device), "");
+  tune_products(m.stream, shapes());
+  EXPECT_EQ(read_file(path), foreign + "\n" + export_plans(m.device));
+}
+
+TEST_F(GpuPlans, OfProductsThatWereNeverTunedAreExportedToo) {
+  Machine m;
+  run(m);
+  const std::string plans = export_plans(m.device);
+  EXPECT_NE(plans.find("256x512x1024 bf16 bf16 bf16"), plans.npos) << plans;
+}
+
+}  // namespace
+}  // namespace octet::gpu
