@@ -152,6 +152,12 @@ class Choice final : public ChoiceBase {
   }
 };
 
+struct OptionLine {  // a row of the table of help
+  std::string path, type, value, limits, help;
+  std::vector<std::string> aliases;
+  bool hidden = false;
+};
+
 class Section {
  public:
   explicit Section(const char* name) : name_(name) {}
@@ -165,6 +171,7 @@ class Section {
   void read(const json& object, const std::string& where, const std::vector<std::string>& others = {});
   OptionBase& require(std::string_view key, const std::string& where, const std::vector<std::string>& others = {});
   json values() const;  // of all options; a hidden one only when it was given
+  std::vector<OptionLine> lines() const;
 
  private:
   friend class OptionBase;

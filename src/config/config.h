@@ -12,7 +12,7 @@
 
 namespace octet {
 
-enum class Device { automatic, cuda, cpu };
+enum class DeviceKind { automatic, cuda, cpu };
 
 struct RunConfig : Section {
   RunConfig() : Section("") {}
@@ -27,13 +27,14 @@ struct RunConfig : Section {
   MemoryConfig memory;
   CheckpointConfig checkpoint;
   LogConfig log;
-  Choice<Device> device{this,
-                        "device",
-                        Device::automatic,
-                        "auto: a GPU where one is found, else the CPU",
-                        {{"auto", Device::automatic}, {"cuda", Device::cuda}, {"cpu", Device::cpu}}};
+  Choice<DeviceKind> device{this,
+                            "device",
+                            DeviceKind::automatic,
+                            "auto: a GPU where one is found, else the CPU",
+                            {{"auto", DeviceKind::automatic}, {"cuda", DeviceKind::cuda}, {"cpu", DeviceKind::cpu}}};
 
-  std::vector<Section*> sections();  // all but the model, which is no Section; the run itself last
+  std::string where = "config";      // the file it was read from, for messages
+  std::vector<Section*> sections();  // all but the model, which is no Section; the run's own options last
 };
 
 // overrides: "section.key=value", the value as JSON or as bare text; later ones win. Derived defaults are filled in and
@@ -42,19 +43,14 @@ RunConfig load_config(const std::string& path, const std::vector<std::string>& o
 RunConfig parse_config(std::string_view text, const std::string& where, const std::vector<std::string>& overrides = {});
 json resolved(const RunConfig& config);  // every option with its value: as a file, it gives the same config
 
-// The cross-checks. With ranks: the batch divides among them.
-void validate(const RunConfig& config, int64_t ranks = 1);
+// The cross-checks between options. ranks 0: not known yet, as when load_config makes them; run again when known.
+void validate(const RunConfig& config, int64_t ranks = 0);
 void require_training(const RunConfig& config);  // data and a length, which a plan or a benchmark does without
 
 int64_t tokens_per_step(const RunConfig& config);
 int64_t total_steps(const RunConfig& config);                 // 0 when neither steps nor tokens are given
 int64_t micro_steps(const RunConfig& config, int64_t ranks);  // micro-batches of a step on each rank
 
-struct OptionLine {  // a row of the table of all options
-  std::string path, type, value, limits, help;
-  std::vector<std::string> aliases;
-  bool hidden = false;
-};
 std::vector<OptionLine> all_options();                    // with their defaults, the model's included
 std::string option_table(std::string_view section = "");  // for `octet help`: all, or those of one section
 

@@ -51,12 +51,16 @@ ModelConfig load_model_config(const std::string& path);  // a config.json or the
 // As transformers of that major version (4 or 5) reads it; the caller adds the dtype of its file.
 json write_model_config(const ModelConfig& config, int transformers_major);
 
-struct Override {  // section.key=value of a command line
+struct Override {  // model.key=value of a command line
   std::string key, value;
 };
 // The section "model" of a run's config: an object, or a string that stands for {"config": string}.
-ModelConfig read_model_section(const json& section, const std::vector<Override>& overrides, const std::string& where);
+// others: paths of options of other sections, to suggest for a key that is unknown here.
+ModelConfig read_model_section(const json& section, const std::vector<Override>& overrides, const std::string& where,
+                               const std::vector<std::string>& others = {});
 json write_model_section(const ModelConfig& config);  // what read_model_section turns into the same ModelConfig
+
+std::vector<OptionLine> model_options();  // of the section "model", for the table of help
 
 std::vector<std::string> model_presets();
 json preset_fields(const std::string& name, const std::string& where);

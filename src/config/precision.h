@@ -47,9 +47,11 @@ struct PrecisionConfig : Section {
                                           at_least(1), Aliases{"growth_interval"}};
 };
 
+LossScaling loss_scaling(const PrecisionConfig& precision);  // with auto decided
+
 enum class Fp8Preset { none, smp, te };
 enum class Fp8Recipe { delayed, current };
-enum class Fp8Format { hybrid, e4m3 };
+enum class Fp8Format { hybrid, e4m3, e5m2 };  // e5m2: refused with the reason
 enum class AmaxAlgo { max, most_recent };
 enum class ReduceGroup { world, shard, replica, none };
 enum class UpdateEvery { microbatch, step };
@@ -74,7 +76,7 @@ struct Fp8Config : Section {
                            "format",
                            Fp8Format::hybrid,
                            "HYBRID: E4M3 forward, E5M2 gradients; E4M3: for both",
-                           {{"HYBRID", Fp8Format::hybrid}, {"E4M3", Fp8Format::e4m3}},
+                           {{"HYBRID", Fp8Format::hybrid}, {"E4M3", Fp8Format::e4m3}, {"E5M2", Fp8Format::e5m2, false}},
                            Aliases{"fp8_format"}};
   Option<int64_t> margin{
       this, "margin", 0, "headroom: scales are 2^-margin of the largest", between(-32, 32), Aliases{"fp8_margin"}};

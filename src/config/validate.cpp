@@ -1,0 +1,146 @@
+// What must hold between options. Each message names the options, their values and what to change.
+#include <algorithm>
+
+#include "config/config.h"
+#include "config/schedule.h"
+
+namespace octet {
+namespace {
+
+class Check {
+ public:
+  Check(const RunConfig& config, int64_t ranks) : c_(config), ranks_(ranks) {}
+
+  void all() {
+    batch();
+    schedule();
+    data();
+    precision();
+    fp8();
+    system();
+  }
+
+ private:
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) {
+    bad_input(c_.where, ": ", parts...);
+  }
+
+  void batch() {
+    const TrainingConfig& t = c_.training;
+    if (t.seq_len > c_.model.max_positions)
+      refuse("training.seq_len (", t.seq_len, ") is longer than the model's range: model.max_position_embeddings is ",
+             c_.model.max_positions);
+    if (t.global_batch_size % (std::max<int64_t>(ranks_, 1) * t.micro_batch_size))
+      refuse("training.global_batch_size (", t.global_batch_size, ") is no multiple of training.micro_batch_size (",
+             t.micro_batch_size, ")", ranks_ > 1 ? concat(" times ", ranks_, " ranks") : "");
+  }
+
+  void schedule() {
+    const ScheduleConfig& s = c_.schedule;
+    if (s.min_lr > s.lr) refuse("schedule.min_lr (", s.min_lr, ") is above schedule.lr (", s.lr, ")");
+    const int64_t total = total_steps(c_), warmup = warmup_steps(s, tokens_per_step(c_));
+    if (total == 0) return;
+    const char* option = s.warmup_steps > 0 ? "schedule.warmup_steps" : "schedule.warmup_tokens";
+    if (warmup > 0 && warmup >= total)
+      refuse(option, ": a warm-up of ", warmup, " steps does not end within the ", total,
+             " steps of the run; make it shorter");
+    if (s.kind == ScheduleKind::wsd && warmup + decay_steps(s, total) > total)
+      refuse("schedule.decay_steps: warm-up (", warmup, ") and decay (", decay_steps(s, total), ") exceed the ", total,
+             " steps of the run");
+  }
+
+  void data() {
+    const DataConfig& d = c_.data;
+    if (!d.weights->empty() && d.weights->size() != d.train->size())
+      refuse("data.weights has ", d.weights->size(), " entries for ", d.train->size(), " of data.train; give one each");
+  }
+
+  void precision() {
+    const PrecisionConfig& p = c_.precision;
+    if (p.param_dtype == DType::f64) return;
+    for (const Choice<DType>* type :
+         {&p.grad_dtype, &p.reduce_dtype, &p.buffer_dtype, &p.master_dtype, &p.moment_dtype})
+      if (*type == DType::f64) refuse("precision.", type->name(), ": fp64 goes with precision.param_dtype fp64 only");
+  }
+
+  void fp8() {
+    const Fp8Config& f = c_.fp8;
+    if (f.format == Fp8Format::e5m2)
+      refuse(
+          "fp8.format: \"E5M2\" is not supported: no hardware multiplies E5M2 by E5M2; use HYBRID, whose gradients "
+          "are E5M2, or E4M3");
+    if (f.fp8_dpa || f.fp8_mha)
+      refuse("fp8.", f.fp8_dpa ? f.fp8_dpa.name() : f.fp8_mha.name(),
+             ": attention in FP8 is not supported: on Hopper it "
+             "is slower than bf16 from 8192 tokens on, and less exact; set it to false");
+    if (f.use_mxfp8_block_scaling)
+      refuse("fp8.use_mxfp8_block_scaling: block scaling needs Blackwell; set it to false");
+    if (f.reduce_amax != (f.reduce_group != ReduceGroup::none))
+      refuse("fp8.reduce_amax (", f.reduce_amax, ") contradicts fp8.reduce_group (", f.reduce_group,
+             "); give one of them");
+    if (f.enabled) fp8_run();
+  }
+
+  void fp8_run() {
+    const Fp8Config& f = c_.fp8;
+    if (c_.precision.param_dtype == DType::f16 || c_.precision.param_dtype == DType::f64)
+      refuse("fp8.enabled goes with precision.param_dtype bf16 or fp32, not with ", c_.precision.param_dtype);
+    const int64_t rows = c_.training.micro_batch_size * c_.training.seq_len;
+    if (rows % 16)
+      refuse("fp8.enabled: training.micro_batch_size times training.seq_len (", rows,
+             " tokens) is no multiple of 16, "
+             "which FP8 products need");
+    if (f.bf16_first_layers + f.bf16_last_layers >= c_.model.num_layers)
+      refuse("fp8.bf16_first_layers (", f.bf16_first_layers, ") and fp8.bf16_last_layers (", f.bf16_last_layers,
+             ") leave none of the ", c_.model.num_layers, " blocks in FP8; set fp8.enabled to false instead");
+  }
+
+  void system() {
+    const ParallelConfig& p = c_.parallel;
+    if (p.expert_parallel > 1 && c_.model.num_experts == 0)
+      refuse("parallel.expert_parallel (", p.expert_parallel, "): the model has no experts; set it to 1");
+    if (p.expert_parallel > 1 && c_.model.num_experts % p.expert_parallel)
+      refuse("parallel.expert_parallel (", p.expert_parallel, ") does not divide the model's ", c_.model.num_experts,
+             " experts");
+    for (const Option<int64_t>* degree : {&p.shard_degree, &p.expert_parallel})
+      if (ranks_ > 0 && *degree > 0 && ranks_ % *degree)
+        refuse("parallel.", degree->name(), " (", *degree, ") does not divide the ", ranks_, " ranks of the run");
+    if (c_.memory.recompute_blocks > c_.model.num_layers)
+      refuse("memory.recompute_blocks (", c_.memory.recompute_blocks, ") is more than the model's ",
+             c_.model.num_layers, " blocks");
+  }
+
+  const RunConfig& c_;
+  const int64_t ranks_;
+};
+
+}  // namespace
+
+void validate(const RunConfig& config, int64_t ranks) { Check(config, ranks).all(); }
+
+void require_training(const RunConfig& config) {
+  if (config.data.train->empty())
+    bad_input(config.where, ": data.train is missing; give the token files that `octet tokenize` made");
+  if (total_steps(config) == 0)
+    bad_input(config.where, ": training.steps or training.tokens is missing; give the length of the run");
+}
+
+int64_t tokens_per_step(const RunConfig& config) { return config.training.global_batch_size * config.training.seq_len; }
+
+int64_t total_steps(const RunConfig& config) {
+  const TrainingConfig& t = config.training;
+  if (t.steps > 0 || t.tokens == 0) return t.steps;
+  return (t.tokens - 1) / tokens_per_step(config) + 1;
+}
+
+int64_t micro_steps(const RunConfig& config, int64_t ranks) {
+  return config.training.global_batch_size / (ranks * config.training.micro_batch_size);
+}
+
+LossScaling loss_scaling(const PrecisionConfig& precision) {
+  if (precision.loss_scaling != LossScaling::automatic) return precision.loss_scaling;
+  return precision.param_dtype == DType::f16 ? LossScaling::dynamic : LossScaling::none;
+}
+
+}  // namespace octet
