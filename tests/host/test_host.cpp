@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "../ranks.h"
 #include "base/check.h"
 #include "host/launch.h"
+#include "ranks.h"
 
 namespace octet {
 namespace {

@@ -1,0 +1,130 @@
+// NCCL's collectives of the gpu engine on two cards: sums of two terms are exact, copies are copies, groups run as one,
+// and a rank that fails ends the other, which waits on its card.
+#define BACKEND gpu
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+#include "comm/comm.h"
+#include "ranks.h"
+
+namespace octet::gpu {
+namespace {
+
+struct Nccl : testing::Test {
+  void SetUp() override {
+    if (device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  }
+};
+struct Rank {
+  explicit Rank(Host& host)
+      : device({.index = host.local_rank()}),
+        s(device, Stream::Priority::high),
+        arena(s, "test", size_t{64} << 20),
+        comm(make_comm(device, host)) {}
+  template <class T>
+  Tensor to_device(const std::vector<T>& v) {
+    const Tensor t = arena.alloc(dtype_of<T>, {int64_t(v.size())});
+    copy_to_device(s, t.data, v.data(), t.bytes());
+    s.synchronize();
+    return t;
+  }
+  template <class T>
+  std::vector<T> to_host(Tensor t) {
+    std::vector<T> v(size_t(t.numel()));
+    copy_to_host(s, v.data(), t.data, t.bytes());
+    s.synchronize();
+    return v;
+  }
+  Device device;
+  Stream s;
+  Arena arena;
+  std::unique_ptr<Comm> comm;
+};
+template <class T>
+std::vector<T> values(int rank, int64_t n) {
+  std::vector<T> v(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (std::is_same_v<T, uint32_t>) v[size_t(i)] = uint32_t(random_bits(7, uint64_t(rank), uint64_t(i)));
+    else v[size_t(i)] = T(float(normal(7, uint64_t(rank), uint64_t(i))));
+  }
+  return v;
+}
+template <class T>
+T sum_at(int64_t n, int64_t i) {  // a sum of two terms has one order; bf16 is rounded once
+  using A = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  return T(A(values<T>(0, n)[size_t(i)]) + A(values<T>(1, n)[size_t(i)]));
+}
+
+template <class T>
+void check_sums(Rank& r) {
+  const int64_t n = 4096;
+  const int rank = r.comm->rank();
+  const Tensor all = r.to_device(values<T>(rank, n)), scattered = r.to_device(values<T>(rank, n));
+  r.comm->begin_group();
+  r.comm->all_reduce(r.s, all, Reduce::sum);
+  r.comm->reduce_scatter(r.s, scattered.part(rank * n / 2, {n / 2}), scattered);
+  r.comm->end_group();
+  const auto a = r.to_host<T>(all), b = r.to_host<T>(scattered.part(rank * n / 2, {n / 2}));
+  for (int64_t i = 0; i < n; i += 97) ASSERT_EQ(double(a[size_t(i)]), double(sum_at<T>(n, i))) << name_of(dtype_of<T>);
+  for (int64_t i = 0; i < n / 2; i += 97)
+    ASSERT_EQ(double(b[size_t(i)]), double(sum_at<T>(n, rank * n / 2 + i))) << name_of(dtype_of<T>);
+}
+
+TEST_F(Nccl, SumsAreExact) {
+  run_ranks(2, [](Host& host) {
+    Rank r(host);
+    check_sums<float>(r);
+    check_sums<double>(r);
+    check_sums<bf16>(r);
+    check_sums<uint32_t>(r);
+  });
+}
+
+TEST_F(Nccl, MaximaAndCopies) {
+  run_ranks(2, [](Host& host) {
+    Rank r(host);
+    const int64_t n = 1000;
+    const Tensor m = r.to_device(values<uint32_t>(host.rank(), n));
+    r.comm->all_reduce(r.s, m, Reduce::max);
+    const auto maxima = r.to_host<uint32_t>(m), x = values<uint32_t>(0, n), y = values<uint32_t>(1, n);
+    for (size_t i = 0; i < size_t(n); ++i) ASSERT_EQ(maxima[i], std::max(x[i], y[i]));
+
+    const Tensor full = r.arena.alloc(DType::f32, {2 * n}), mine = full.part(host.rank() * n, {n});
+    const auto own = values<float>(host.rank(), n);
+    copy_to_device(r.s, mine.data, own.data(), mine.bytes());
+    r.comm->all_gather(r.s, full, mine);
+    const auto gathered = r.to_host<float>(full);
+    for (int64_t i = 0; i < 2 * n; i += 7) ASSERT_EQ(gathered[size_t(i)], values<float>(int(i / n), n)[size_t(i % n)]);
+
+    r.comm->broadcast(r.s, mine, 1);
+    ASSERT_EQ(r.to_host<float>(mine), values<float>(1, n));
+    r.comm->poll();
+  });
+}
+
+TEST_F(Nccl, FailingRankEndsTheOther) {
+  const auto body = [](Host& host) {
+    Rank r(host);
+    const Tensor t = r.to_device(values<float>(host.rank(), 1000));
+    r.comm->all_reduce(r.s, t, Reduce::sum);
+    r.s.synchronize();
+    if (host.rank() == 1) bad_input("rank 1 met something");
+    r.comm->all_reduce(r.s, t, Reduce::sum);  // rank 1 never comes
+    r.s.synchronize();
+    host.barrier();
+  };
+  EXPECT_THROW(run_threads(2, body), InputError);
+}
+
+TEST(Single, IsItsOwnGroup) {
+  if (!device_available()) GTEST_SKIP() << "needs a GPU";
+  LoneHost host;
+  Rank r(host);
+  const Tensor x = r.to_device(values<float>(0, 100)), y = r.arena.alloc(DType::f32, {100});
+  r.comm->all_reduce(r.s, x, Reduce::sum);
+  r.comm->all_gather(r.s, y, x);
+  EXPECT_EQ(r.to_host<float>(y), values<float>(0, 100));
+}
+
+}  // namespace
+}  // namespace octet::gpu
