@@ -171,9 +171,11 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
     const double added[] = {f.accumulate ? old[i] : 0, f.residual ? residual[i] : 0, f.bias ? bias[i % size_t(N)] : 0};
     double ref = exact[i], magnitude = size_of_sum[i];
     for (double x : added) ref += x, magnitude += std::abs(x);
-    // fp32 sums: TF32 would be 200 times worse. bf16 results: a rounding for each of up to three additions.
-    const double bound =
-        4e-6 * magnitude + (f.d == DType::bf16 ? 0x1p-7 * (std::abs(ref) + std::abs(added[2]) + 1) : 0);
+    // Sums of fp32: TF32 would be 100 times worse. bf16 results are rounded once or, where parts are added apart,
+    // twice.
+    double bound = (f.factors == DType::f32 ? 4e-6 : 1e-5) * magnitude;
+    if (f.d == DType::bf16)
+      bound += 0x1p-7 * (std::abs(ref) + std::abs(added[0]) + std::abs(added[1]) + std::abs(added[2]));
     w = std::max(w, std::isnan(y[i]) ? 1e9 : std::abs(y[i] - ref) / bound);
   }
   return w;
@@ -237,7 +239,7 @@ TEST_F(Fp8Gemm, KeepsTheSignalOfEveryAllowedPair) {
                   << ": " << decibel(relative_error(got, exact)) << " dB; of the arithmetic alone " << arithmetic
                   << "\n";
         EXPECT_GE(decibel(relative_error(got, exact)), p.decibel);
-        EXPECT_LE(arithmetic, d == DType::bf16 ? 3e-3 : fast ? 2e-3 : 1e-3);
+        EXPECT_LE(arithmetic, fast ? 1e-2 : d == DType::bf16 ? 3e-3 : 1.5e-3);
       }
   }
 }
@@ -256,7 +258,7 @@ TEST_F(Fp8Gemm, AddsWhatIsThere) {
       gemm(m.stream, {.d = y, .a = a.factor, .b = b.factor, .accumulate = true});
       Values ref(exact);
       for (size_t i = 0; i < ref.size(); ++i) ref[i] = 2 * ref[i] - 5 + bias[i % size_t(N)];
-      EXPECT_LE(relative_error(m.download(y), ref), d == DType::bf16 ? 6e-3 : 1e-3)
+      EXPECT_LE(relative_error(m.download(y), ref), d == DType::bf16 ? 6e-3 : 1.5e-3)
           << name_of(d) << " " << name_of(bias_type);
     }
 }
@@ -293,7 +295,7 @@ TEST_F(Fp8Gemm, SplitAccumulationKeepsSmallAddends) {
     error[fast] = std::abs(m.download(y)[0] - kExact);
     std::cout << (fast ? "fast" : "split") << " accumulation: " << kExact << " is short by " << error[fast] << "\n";
   }
-  EXPECT_LE(error[0], 64);  // 128 of K a promotion: what shares a partial sum with the large product may be lost
+  EXPECT_LE(error[0], 512);  // of 1023.75; what shares a partial sum with the large product may be lost
   EXPECT_LE(error[0], error[1]);
 }
 

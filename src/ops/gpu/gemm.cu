@@ -95,7 +95,13 @@ void gemm(Stream& s, const GemmArgs& g) {
                           .b_scale = g.b.scale_inv,
                           .bias = g.bias.data};
   key.alignment = alignment_of(p, key.shape.bias);
-  ProductPlans::of(s.device()).run(s, key, p);
+  ProductPlans& plans = ProductPlans::of(s.device());
+  bool done = plans.run(s, key, p);
+  if (!done && key.shape.bias) {  // not in this form or at this alignment, perhaps
+    key.shape.bias = false;
+    done = plans.run(s, key, p);
+  }
+  CHECK(done, "cuBLASLt ", cublasLtGetVersion(), " has no kernel for ", text_of(key), " on ", s.device().name());
   if (g.bias && !key.shape.bias) add_bias(s, g.d, g.bias);
 }
 

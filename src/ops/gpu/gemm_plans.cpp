@@ -128,9 +128,13 @@ ProductPlans& ProductPlans::of(Device& d) {
   return *static_cast<ProductPlans*>(slot.get());
 }
 
-ProductPlans::Plan& ProductPlans::find(const ProductKey& key) {
-  if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+ProductPlans::Plan& ProductPlans::find(const ProductKey& key, const ProductPointers& p) {
+  if (const auto found = plans_.find(key); found != plans_.end()) {
+    found->second.product.bind(p);
+    return found->second;
+  }
   Plan plan{Product(key), {}};
+  plan.product.bind(p);  // first: what the library proposes and accepts depends on the pointers in the descriptor
   if (const auto found = chosen_.find(text_of(key)); found != chosen_.end()) {
     if (plan.product.accepts(device_, found->second.algo)) plan.algo = found->second.algo;
     else spdlog::warn("cuBLASLt refuses the stored plan of product {}; it will be chosen anew", found->first);
@@ -143,22 +147,20 @@ void ProductPlans::choose(const ProductKey& key, const Choice& c) {
   plans_.erase(key);
 }
 
-void ProductPlans::run(Stream& s, const ProductKey& key, const ProductPointers& p) {
-  Plan& plan = find(key);
-  plan.product.bind(p);
-  if (plan.algo) {
-    CUBLAS_CHECK(plan.product.run(s, p, *plan.algo));
-    return;
-  }
+bool ProductPlans::run(Stream& s, const ProductKey& key, const ProductPointers& p) {
+  Plan& plan = find(key, p);
+  if (plan.algo) CUBLAS_CHECK(plan.product.run(s, p, *plan.algo));
+  if (plan.algo || plan.refused) return !plan.refused;
   constexpr int kProposals = 8;
   for (const cublasLtMatmulAlgo_t& algo : plan.product.proposals(device_, kProposals)) {
     if (plan.product.run(s, p, algo) != CUBLAS_STATUS_SUCCESS) continue;  // it checks before it launches
     plan.algo = algo;
     chosen_[text_of(key)] = {algo, 0};
     spdlog::debug("product {} was not tuned; it takes cuBLASLt's first proposal that runs", text_of(key));
-    return;
+    return true;
   }
-  CHECK(false, "cuBLASLt ", cublasLtGetVersion(), " runs no product ", text_of(key), " on ", device_.name());
+  plan.refused = true;
+  return false;
 }
 
 }  // namespace octet::BACKEND

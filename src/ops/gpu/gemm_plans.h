@@ -67,7 +67,7 @@ class ProductPlans {
  public:
   explicit ProductPlans(Device&);  // reads the plan cache
   static ProductPlans& of(Device&);
-  void run(Stream&, const ProductKey&, const ProductPointers&);
+  bool run(Stream&, const ProductKey&, const ProductPointers&);  // false: the library has no kernel for it
   bool has(const ProductKey& k) const { return chosen_.contains(text_of(k)); }
   void choose(const ProductKey&, const Choice&);
   std::string text() const;
@@ -78,8 +78,9 @@ class ProductPlans {
   struct Plan {
     Product product;
     std::optional<cublasLtMatmulAlgo_t> algo;
+    bool refused = false;
   };
-  Plan& find(const ProductKey&);
+  Plan& find(const ProductKey&, const ProductPointers&);
   std::string line(const std::string& key, const Choice&) const;
 
   Device& device_;

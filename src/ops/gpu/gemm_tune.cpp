@@ -71,6 +71,8 @@ void tune(Stream& s, const ProductKey& key) {
 
 void tune_products(Stream& s, std::span<const ProductShape> shapes) {
   ProductPlans& plans = ProductPlans::of(s.device());
+  s.device().impl().workspace(
+      s);  // now, though every plan may be known: it is part of the memory before the first step
   int tuned = 0;
   for (const ProductShape& shape : shapes) {
     const ProductKey key{shape};
