@@ -81,19 +81,19 @@ constexpr uint64_t rounding_bits(uint64_t seed, uint64_t step, uint64_t stream, 
 
 // AdamW of one element in R. `t` counts updates from 1; the corrections are computed in f64 and once for many elements.
 template <class R> struct AdamwScalars {
-  R lr, beta1, beta2, eps, decay, clip, correction1, correction2;
+  R lr, beta1, rest1, beta2, rest2, eps, decay, clip, correction1, correction2;  // rest = 1 - beta, exact before its cast
 };
 struct AdamwRates {
   double lr, beta1, beta2, eps, decay, clip;
 };
 template <class R> constexpr AdamwScalars<R> adamw_scalars(const AdamwRates& a, uint32_t t) {
-  return {R(a.lr),    R(a.beta1), R(a.beta2), R(a.eps),
-          R(a.decay), R(a.clip),  R(1 / (1 - std::pow(a.beta1, double(t)))), R(1 / (1 - std::pow(a.beta2, double(t))))};
+  return {R(a.lr),        R(a.beta1), R(1 - a.beta1), R(a.beta2), R(1 - a.beta2), R(a.eps), R(a.decay), R(a.clip),
+          R(1 / (1 - std::pow(a.beta1, double(t)))), R(1 / (1 - std::pow(a.beta2, double(t))))};
 }
 template <class R> constexpr void adamw_element(R& w, R& m, R& v, R grad, const AdamwScalars<R>& a) {
   const R g = a.clip * grad;
-  m = a.beta1 * m + (R(1) - a.beta1) * g;
-  v = a.beta2 * v + (R(1) - a.beta2) * g * g;
+  m = a.beta1 * m + a.rest1 * g;
+  v = a.beta2 * v + a.rest2 * g * g;
   w -= a.lr * (m * a.correction1 / (std::sqrt(v * a.correction2) + a.eps) + a.decay * w);
 }
 

@@ -1,0 +1,188 @@
+// AdamW is its formula; stochastic rounding is unbiased and belongs to the element, not to the piece; a skipped step
+// writes nothing; the step's record decides.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/float.h"
+#include "cpu/lab.h"
+#include "ops/formulas.h"
+
+namespace octet::BACKEND {
+namespace {
+
+Tensor record(StepState& s) { return {&s, DType::e4m3, {int64_t(sizeof s)}}; }
+
+struct Model {  // the optimizer's tensors of one parameter
+  Tensor master, m, v, grad, weights;
+  Model(Lab& lab, DType master_t, DType moment_t, DType grad_t, int64_t n) {
+    master = lab.normal(master_t, {n});
+    grad = lab.normal(grad_t, {n});
+    m = lab.zeros(moment_t, {n});
+    v = lab.zeros(moment_t, {n});
+    weights = lab.empty(DType::bf16, {n});
+  }
+  AdamwPiece piece() const {
+    return {.master = master, .m = m, .v = v, .grad = grad, .weights = weights, .decay = 0.1, .stream = 42};
+  }
+};
+
+TEST(OpOptimizer, IsTheFormulaOfAdamw) {
+  const int64_t n = 5000;
+  Lab lab;
+  StepState state;
+  state.clip = 0.25;
+  for (const DType t : {DType::f64, DType::f32}) {
+    const Model p(lab, t, t, DType::f32, n);
+    auto w = values(p.master);
+    const auto grad = values(p.grad);
+    std::vector<double> m(w.size()), v(w.size());
+    for (uint32_t step = 1; step <= 3; ++step) {
+      state.updates = step;
+      adamw(lab.stream(), std::vector{p.piece()}, {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6},
+            record(state));
+      for (size_t i = 0; i < w.size(); ++i) {
+        const double g = 0.25 * grad[i];
+        m[i] = 0.9 * m[i] + 0.1 * g;
+        v[i] = 0.99 * v[i] + 0.01 * g * g;
+        const double mean = m[i] / (1 - std::pow(0.9, step)), square = v[i] / (1 - std::pow(0.99, step));
+        w[i] -= 0.01 * (mean / (std::sqrt(square) + 1e-6) + 0.1 * w[i]);
+      }
+    }
+    const double bound = t == DType::f64 ? 1e-28 : 1e-13;
+    EXPECT_LT(distance(values(p.master), w), bound);
+    EXPECT_LT(distance(values(p.m), m), bound);
+    EXPECT_LT(distance(values(p.v), v), bound);
+    for (size_t i = 0; i < w.size(); ++i)
+      ASSERT_EQ(values(p.weights)[i], double(float(bf16(float(values(p.master)[i])))));
+  }
+}
+
+TEST(OpOptimizer, MeasuresTheUpdatedMaster) {
+  for (const DType t : {DType::f32, DType::bf16}) {
+    Lab lab;
+    const Model p(lab, t, t, t, 5000);
+    uint32_t amax = 0;
+    AdamwPiece piece = p.piece();
+    piece.amax = &amax;
+    StepState state;
+    state.updates = 1;
+    adamw(lab.stream(), std::vector{piece}, {.lr = 0.1}, record(state));
+    float largest = 0;
+    for (const double w : values(p.master)) largest = std::max(largest, float(std::fabs(w)));
+    EXPECT_EQ(std::bit_cast<float>(amax), largest);
+  }
+}
+
+TEST(OpOptimizer, ASkippedStepWritesNothing) {
+  Lab lab;
+  const Model p(lab, DType::f32, DType::bf16, DType::f32, 100);
+  const Tensor copies[] = {lab.copy(p.master), lab.copy(p.m), lab.copy(p.v), lab.copy(p.weights)};
+  uint32_t amax = 3;
+  AdamwPiece piece = p.piece();
+  piece.amax = &amax;
+  StepState state;
+  state.updates = 1;
+  state.skip = 1;
+  adamw(lab.stream(), std::vector{piece}, {.lr = 0.1}, record(state));
+  EXPECT_TRUE(same_bits(copies[0], p.master) && same_bits(copies[1], p.m) && same_bits(copies[2], p.v) &&
+              same_bits(copies[3], p.weights));
+  EXPECT_EQ(amax, 3u);
+}
+
+TEST(OpOptimizer, StochasticRoundingKeepsItsNeighboursAndItsMean) {
+  for (const float x : {1.f + 1.f / 1024, -0.3333333f, 3e-5f}) {
+    double sum = 0;
+    const int n = 1 << 16;
+    for (uint32_t r = 0; r < n; ++r) {  // every draw once: the mean is exact
+      const float y = float(round_stochastic(x, r));
+      EXPECT_LE(std::fabs(y - x), std::fabs(x) / 128);
+      sum += double(y);
+    }
+    EXPECT_NEAR(sum / n, double(x), 1e-12);
+  }
+  for (const float x : {0.f, 1.f, -2.5f, INFINITY}) EXPECT_EQ(float(round_stochastic(x, 0xffff)), x);
+  EXPECT_TRUE(std::isnan(float(round_stochastic(NAN, 0xffff))));
+}
+
+// bf16 state follows f32 state on average, where plain rounding would leave it where it is.
+TEST(OpOptimizer, Bf16MastersMoveBySmallSteps) {
+  const int64_t n = 20000;
+  Lab lab;
+  const Model p(lab, DType::bf16, DType::bf16, DType::f32, n);
+  for (int64_t i = 0; i < n; ++i) p.master.ptr<bf16>()[i] = bf16(1), p.grad.ptr<float>()[i] = 1;
+  StepState state;
+  AdamwPiece piece = p.piece();
+  piece.decay = 0;
+  for (uint32_t step = 1; step <= 10; ++step) {
+    state.updates = step;
+    adamw(lab.stream(), std::vector{piece}, {.lr = 1e-4, .seed = 5, .step = step}, record(state));
+  }
+  double mean = 0, second = 0;
+  for (const double w : values(p.master)) mean += w / double(n);
+  for (const double v : values(p.v)) second += v / double(n);
+  EXPECT_NEAR(mean, 1 - 10 * 1e-4, 1e-4);  // a bf16 step below 1 is 2^-8
+  EXPECT_NEAR(second, 1 - std::pow(0.95, 10), 1e-3);
+}
+
+TEST(OpOptimizer, RandomBitsBelongToTheElementWhateverTheSplit) {
+  const int64_t n = 6000;
+  StepState state;
+  state.updates = 1;
+  const AdamwSettings settings{.lr = 0.01, .seed = 5, .step = 9};
+  Lab one, two, other;
+  const Model a(one, DType::bf16, DType::bf16, DType::bf16, n), b(two, DType::bf16, DType::bf16, DType::bf16, n);
+  const Model c(other, DType::bf16, DType::bf16, DType::bf16, n);
+  adamw(one.stream(), std::vector{a.piece()}, settings, record(state));
+  std::vector<AdamwPiece> pieces;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{2777, n - 2777}, {0, 2777}}) {
+    const auto part = [&, first = first, count = count](Tensor t) { return t.part(first, {count}); };
+    pieces.push_back({part(b.master), part(b.m), part(b.v), part(b.grad), part(b.weights), nullptr, 0.1, 42, first});
+  }
+  adamw(two.stream(), pieces, settings, record(state));
+  EXPECT_TRUE(same_bits(a.master, b.master) && same_bits(a.m, b.m) && same_bits(a.v, b.v));
+  adamw(other.stream(), std::vector{c.piece()}, {.lr = 0.01, .seed = 5, .step = 10}, record(state));
+  EXPECT_FALSE(same_bits(a.master, c.master));  // another step draws anew
+}
+
+TEST(OpOptimizer, AnyNumberOfThreadsGivesTheSameBits) {
+  StepState state;
+  state.updates = 1;
+  Lab one, two;
+  const Model a(one, DType::bf16, DType::bf16, DType::f32, 9000), b(two, DType::bf16, DType::bf16, DType::f32, 9000);
+  for (const Model* m : {&a, &b}) {
+    const Threads scope(m == &a ? 1 : 3);
+    adamw(one.stream(), std::vector{m->piece()}, {.lr = 0.1}, record(state));
+  }
+  EXPECT_TRUE(same_bits(a.master, b.master) && same_bits(a.m, b.m) && same_bits(a.v, b.v));
+}
+
+StepState finished(StepState s, double max_norm) {
+  Lab lab;
+  finish_gradients(lab.stream(), record(s), max_norm);
+  return s;
+}
+TEST(OpOptimizer, GradientsAreClippedByTheirNorm) {
+  StepState s;
+  s.squares = 16;
+  EXPECT_EQ(finished(s, 1).norm, 4);
+  EXPECT_EQ(finished(s, 1).clip, 0.25);
+  EXPECT_EQ(finished(s, 5).clip, 1);
+  EXPECT_EQ(finished(s, 0).clip, 1);
+  EXPECT_EQ(finished(s, 1).updates, 1u);
+  EXPECT_EQ(finished(s, 1).skipped, 0u);
+}
+TEST(OpOptimizer, NonFiniteStepsAreSkippedAndCounted) {
+  StepState loss, norm, cast, huge;
+  loss.loss = NAN;
+  norm.squares = INFINITY;
+  cast.nonfinite_casts = 1;
+  huge.squares = 1e80;  // its root is no finite float
+  for (const StepState& s : {loss, norm, cast, huge}) {
+    const StepState end = finished(s, 1);
+    EXPECT_TRUE(end.skip == 1 && end.updates == 0 && end.skipped == 1);
+  }
+}
+
+}  // namespace
+}  // namespace octet::BACKEND
