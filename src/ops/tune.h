@@ -3,11 +3,15 @@
 // plan engines have nothing to choose.
 #include <span>
 #include <string>
+#include <vector>
 
 #include "config/product.h"
 #include "device/device.h"
 
 namespace octet::BACKEND {
+
+// Every distinct product since the last call, counted by the plan engine; the others know none.
+std::vector<ProductShape> take_products(Device&);
 
 // Times every shape that has no plan yet, on buffers of its real size that are freed afterwards, and adds what it found
 // to Device::Options::plan_cache. A product that was never tuned takes the library's first proposal that runs.

@@ -115,6 +115,7 @@ void ProductPlans::save() const {
   for (const auto& [key, choice] : chosen_)
     if (choice.tflops > 0) all += line(key, choice);
   // Ranks may save at the same time: each writes a file of its own, and the last to rename wins whole.
+  if (path.has_parent_path()) make_folders(path.parent_path());
   const std::filesystem::path mine = path.string() + concat(".", std::random_device()());
   write_file(mine, all);
   rename_durably(mine, path);
