@@ -3,7 +3,6 @@
 
 namespace octet::BACKEND {
 std::vector<ProductShape> take_products(Device&) { return {}; }
-std::vector<ProductShape> take_products(Device&) { return {}; }
 void tune_products(Stream&, std::span<const ProductShape>) {}
 std::string export_plans(Device&) { return {}; }
 void import_plans(Device&, const std::string&) {}
