@@ -1,0 +1,179 @@
+#pragma once
+// RMSNorm and LayerNorm (kCentre), forward.  x^ = (x - mean) * rstd,  y = x^ * w + b;  RMSNorm has mean = 0 and no b.
+// One block a row, which stays in registers between its statistics and its use. The transposed form, which a row cannot
+// write in full lines, is made by a second kernel: from q, or where there is none from x again.
+#include "ops/gpu/producer.cuh"
+
+namespace octet::BACKEND {
+
+template <class T>
+struct NormForward {
+  const T *x, *w, *b;  // (N,C), (C), (C)
+  float *mean, *rstd;  // (N)
+  int C;
+  float eps;
+};
+
+template <bool kCentre>
+__device__ inline float normal_form(float x, float mean, float rstd) {
+  if constexpr (kCentre) return (x - mean) * rstd;
+  else return x * rstd;
+}
+
+template <class T, DType kFormat, int kVectors, bool kCentre>
+__global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward<T> f, const Sink<T> out) {
+  __shared__ float room[2][32];
+  const int64_t n = blockIdx.x, base = n * f.C;
+  const int vectors = f.C / 8;
+  Pack<T> x[kVectors], w[kVectors], b[kVectors];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int v = k * blockDim.x + threadIdx.x;
+    x[k] = load<true>(f.x + base + v * 8, v < vectors);
+  }
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int v = k * blockDim.x + threadIdx.x;
+    w[k] = load<true>(f.w + v * 8, v < vectors);
+    if constexpr (kCentre) b[k] = load<true>(f.b + v * 8, v < vectors);
+  }
+  float mean = 0, v[8];
+  if constexpr (kCentre) {
+    float sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      unpack(v, x[k]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[0] += v[j];
+    }
+    block_sum(sum, room[0]);
+    mean = sum[0] / float(f.C);
+  }
+  float squares[1] = {};
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    if (k * int(blockDim.x) + int(threadIdx.x) >= vectors) break;
+    unpack(v, x[k]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares[0] += (v[j] - mean) * (v[j] - mean);
+  }
+  block_sum(squares, room[1]);
+  const float rstd = 1.f / sqrtf(squares[0] / float(f.C) + f.eps), scale = out.read_scale();
+  if (threadIdx.x == 0) {
+    f.rstd[n] = rstd;
+    if constexpr (kCentre) f.mean[n] = mean;
+  }
+  uint32_t amax = 0;
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int i = k * blockDim.x + threadIdx.x;
+    if (i >= vectors) break;
+    float weight[8], bias[8];
+    unpack(v, x[k]);
+    unpack(weight, w[k]);
+    if constexpr (kCentre) unpack(bias, b[k]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      v[j] = normal_form<kCentre>(v[j], mean, rstd) * weight[j];
+      if constexpr (kCentre) v[j] += bias[j];
+    }
+    const uint32_t m = magnitude8(v);
+    amax = max(amax, m);
+    if (out.plain) store8(out.plain + base + i * 8, pack<T>(v));
+    if (out.q) *reinterpret_cast<uint2*>(out.q + base + i * 8) = encode8<kFormat>(v, scale, m);
+  }
+  block_amax(out.amax, amax);
+  out.write_scale_inv();
+}
+
+// Any C and alignment: three passes over the row.
+template <class T, bool kCentre>
+__global__ void __launch_bounds__(256) norm_forward_any_kernel(const NormForward<T> f, const Sink<T> out) {
+  __shared__ float room[2][32];
+  const int64_t n = blockIdx.x, base = n * f.C;
+  float mean = 0, sum[1] = {}, squares[1] = {};
+  if constexpr (kCentre) {
+    for (int c = threadIdx.x; c < f.C; c += 256) sum[0] += float(f.x[base + c]);
+    block_sum(sum, room[0]);
+    mean = sum[0] / float(f.C);
+  }
+  for (int c = threadIdx.x; c < f.C; c += 256) {
+    const float v = float(f.x[base + c]) - mean;
+    squares[0] += v * v;
+  }
+  block_sum(squares, room[1]);
+  const float rstd = 1.f / sqrtf(squares[0] / float(f.C) + f.eps), scale = out.read_scale();
+  if (threadIdx.x == 0) {
+    f.rstd[n] = rstd;
+    if constexpr (kCentre) f.mean[n] = mean;
+  }
+  uint32_t amax = 0;
+  for (int c = threadIdx.x; c < f.C; c += 256) {
+    float v = normal_form<kCentre>(float(f.x[base + c]), mean, rstd) * float(f.w[c]);
+    if constexpr (kCentre) v += float(f.b[c]);
+    amax = max(amax, magnitude(v));
+    if (out.plain) out.plain[base + c] = T(v);
+    const float scaled = __fmul_rn(v, scale);
+    if (out.q)
+      out.q[base + c] =
+          uint8_t(out.format == DType::e4m3 ? encode1<DType::e4m3>(scaled) : encode1<DType::e5m2>(scaled));
+  }
+  block_amax(out.amax, amax);
+  out.write_scale_inv();
+}
+
+// The same values again from the statistics, for a transposed form without a row-wise one.
+template <class T, bool kCentre>
+struct Normalised {
+  static constexpr int kWays = 1;
+  using Raw = Pack<T>;
+  NormForward<T> f;
+  int units;
+  __device__ Place place(int unit) const { return {{unit * 8}, {min(8, f.C - unit * 8)}}; }
+  template <bool kFast>
+  __device__ void load(Raw& raw, int64_t n, const Place& p) const {
+    raw = BACKEND::load<kFast>(f.x + n * f.C + p.col[0], p.count[0]);
+  }
+  __device__ void compute(float (&y)[1][8], const Raw& raw, int64_t n, const Place& p) const {
+    unpack(y[0], raw);
+    const float rstd = f.rstd[n], mean = kCentre ? f.mean[n] : 0.f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (j >= p.count[0]) continue;
+      y[0][j] = normal_form<kCentre>(y[0][j], mean, rstd) * float(f.w[p.col[0] + j]);
+      if constexpr (kCentre) y[0][j] += float(f.b[p.col[0] + j]);
+    }
+  }
+};
+
+template <bool kCentre, int kVectors, class T>
+void launch_norm_forward(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
+  const unsigned threads = unsigned(ceil_div(ceil_div(f.C / 8, kVectors), 32) * 32);
+  if (out.format == DType::e5m2)
+    norm_forward_kernel<T, DType::e5m2, kVectors, kCentre><<<unsigned(out.rows), threads, 0, raw(s)>>>(f, out);
+  else norm_forward_kernel<T, DType::e4m3, kVectors, kCentre><<<unsigned(out.rows), threads, 0, raw(s)>>>(f, out);
+}
+
+template <bool kCentre, class T>
+void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t N) {
+  Operand by_rows = y;
+  by_rows.q_t = {};
+  const Sink<T> out(by_rows, N, f.C);
+  const bool fast = f.C % 8 == 0 && f.C <= 4 * 8 * 512 && out.fast() && aligned({f.x, f.w, f.b});
+  if (N == 0) return;
+  if (!fast) norm_forward_any_kernel<T, kCentre><<<unsigned(N), 256, 0, raw(s)>>>(f, out);
+  else if (f.C <= 1024) launch_norm_forward<kCentre, 1>(s, f, out);
+  else if (f.C <= 2048) launch_norm_forward<kCentre, 2>(s, f, out);
+  else launch_norm_forward<kCentre, 4>(s, f, out);
+  CUDA_CHECK(cudaGetLastError());
+  if (!y.q_t) return;
+  if (y.q) {
+    transpose(s, y.q_t, y.q);
+    return;
+  }
+  Operand turned = y;
+  turned.plain = {}, turned.slot.amax = nullptr;  // both are there already
+  produce(s, Normalised<T, kCentre>{f, int(ceil_div(f.C, 8))}, Sink<T>(turned, N, f.C), f.C % 8 == 0 && aligned({f.x}));
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,245 @@
+#pragma once
+// Producers: kernels that compute a matrix (N, C) once and write it in every form its Operand holds, in one pass.
+//
+// A tile is 128 rows x 16 units; a unit makes kWays vectors of 8 columns. A thread holds one unit of 4 adjacent rows at
+// a time, so that all its loads are in flight together; codes turn in registers, 4x4 bytes at once, and pass through
+// shared memory as words of 4 rows. Both stores of codes are full lines: 128 bytes of q, 128 of q_t. The word of row
+// group r and column c lies at r ^ 2*(c/8): no bank conflict, neither here nor there.
+//
+// What a producer F gives:  kWays; units; place(unit); Raw; load<kFast>(raw, n, place); compute(y, raw, n, place).
+#include "ops/gpu/reduce.cuh"
+
+namespace octet::BACKEND {
+
+struct Place {  // of a unit: its columns
+  int col[2]{}, count[2]{};
+  int i = -1;  // rope: rotary index, or none
+};
+
+template <class T>
+struct Sink {
+  T* plain = nullptr;
+  uint8_t *q = nullptr, *q_t = nullptr;
+  float* scale_inv = nullptr;
+  const float* scale = nullptr;
+  uint32_t* amax = nullptr;
+  DType format = DType::e4m3;
+  int64_t rows = 0, cols = 0;
+
+  Sink(const Operand& y, int64_t n, int64_t c)
+      : q(static_cast<uint8_t*>(y.q.data)),
+        q_t(static_cast<uint8_t*>(y.q_t.data)),
+        scale_inv(y.scale_inv),
+        scale(y.slot.scale),
+        amax(y.slot.amax),
+        format(y.slot.format),
+        rows(n),
+        cols(c) {
+    for (const Tensor& t : {y.plain, y.q}) CHECK(!t || (t.rows() == n && t.cols() == c), t.shape, " for ", n, " x ", c);
+    CHECK(!y.q_t || (y.q_t.rows() == c && y.q_t.cols() == n), y.q_t.shape, " for ", c, " x ", n);
+    CHECK((!y.q && !y.q_t) || (y.slot.scale && is_fp8(y.slot.format)), "an FP8 form without a scale");
+    for (const Tensor& t : {y.q, y.q_t}) CHECK(!t || t.dtype == y.slot.format, name_of(t.dtype));
+    if (y.plain) plain = y.plain.ptr<T>();
+  }
+  bool fast() const {  // vectors of 8 may be stored
+    return cols % 8 == 0 && (!q_t || rows % 8 == 0) && aligned({plain}) && aligned({q, q_t}, 8);
+  }
+  __device__ void write_scale_inv() const {  // by the first thread of the grid
+    if (scale_inv && scale && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale_inv = __frcp_rn(*scale);
+  }
+  __device__ float read_scale() const { return scale ? *scale : 1.f; }
+};
+
+__device__ inline uint32_t magnitude8(const float (&v)[8]) {
+  uint32_t m = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) m = max(m, magnitude(v[j]));
+  return m;
+}
+
+// Four rows of 8 codes -> eight words, one a column, each of four rows.
+__device__ inline void turn(uint32_t (&w)[8], const uint2 (&rows)[4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t a = h ? rows[0].y : rows[0].x, b = h ? rows[1].y : rows[1].x;
+    const uint32_t c = h ? rows[2].y : rows[2].x, d = h ? rows[3].y : rows[3].x;
+    const uint32_t ab0 = __byte_perm(a, b, 0x5140), ab1 = __byte_perm(a, b, 0x7362);
+    const uint32_t cd0 = __byte_perm(c, d, 0x5140), cd1 = __byte_perm(c, d, 0x7362);
+    w[4 * h] = __byte_perm(ab0, cd0, 0x5410), w[4 * h + 1] = __byte_perm(ab0, cd0, 0x7632);
+    w[4 * h + 2] = __byte_perm(ab1, cd1, 0x5410), w[4 * h + 3] = __byte_perm(ab1, cd1, 0x7632);
+  }
+}
+struct TurnedTile {  // 128 columns x 32 groups of 4 rows
+  alignas(16) uint32_t word[128 * 32];
+  __device__ void put(const uint2 (&rows)[4], int unit, int group) {
+    uint32_t w[8];
+    turn(w, rows);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) word[(unit * 8 + j) * 32 + (group ^ (2 * unit))] = w[j];
+  }
+  __device__ uint2 get(int column, int lane) const {  // rows 8*lane .. 8*lane+7
+    return reinterpret_cast<const uint2*>(word)[column * 16 + (lane ^ (column / 8))];
+  }
+};
+
+template <class F, class T, DType kFormat, bool kTurn>
+__global__ void __launch_bounds__(256) produce_kernel(const F f, const Sink<T> out) {
+  constexpr int K = F::kWays;
+  __shared__ TurnedTile tile[kTurn ? K : 1];
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = blockIdx.x * 16 + tx;
+  const int64_t row0 = blockIdx.y * int64_t(128);
+  const Place place = unit < f.units ? f.place(unit) : Place{};
+  const float scale = out.read_scale();
+  uint32_t amax = 0;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const int group = half * 16 + ty;
+    const int64_t n0 = row0 + group * 4;
+    typename F::Raw raw[4];
+    uint2 codes[K][4] = {};
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+      if (n0 + r < out.rows) f.template load<true>(raw[r], n0 + r, place);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (n0 + r >= out.rows) continue;
+      float y[K][8];
+      f.compute(y, raw[r], n0 + r, place);
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (!place.count[k]) continue;
+        const int64_t at = (n0 + r) * out.cols + place.col[k];
+        const uint32_t m = magnitude8(y[k]);
+        amax = max(amax, m);
+        if (out.plain) store8(out.plain + at, pack<T>(y[k]));
+        if (!kTurn && !out.q) continue;
+        codes[k][r] = encode8<kFormat>(y[k], scale, m);
+        if (out.q) *reinterpret_cast<uint2*>(out.q + at) = codes[k][r];
+      }
+    }
+    if constexpr (kTurn)
+#pragma unroll
+      for (int k = 0; k < K; ++k) tile[k].put(codes[k], tx, group);
+  }
+  if constexpr (kTurn) {
+    __syncthreads();
+    if (row0 + 8 * tx < out.rows) {
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        for (int c = ty; c < 128; c += 16) {
+          const int u = blockIdx.x * 16 + c / 8;
+          if (u >= f.units) break;
+          const Place p = f.place(u);
+          if (p.count[k] == 0) continue;
+          *reinterpret_cast<uint2*>(out.q_t + (p.col[k] + c % 8) * out.rows + row0 + 8 * tx) = tile[k].get(c, tx);
+        }
+    }
+  }
+  block_amax(out.amax, amax);
+  out.write_scale_inv();
+}
+
+// Any size, any alignment: one thread a unit and row.
+template <class F, class T>
+__global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<T> out) {
+  constexpr int K = F::kWays;
+  const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x, n = index / f.units;
+  const float scale = out.read_scale();
+  uint32_t amax = 0;
+  if (n < out.rows) {
+    const Place place = f.place(int(index % f.units));
+    typename F::Raw raw;
+    float y[K][8];
+    f.template load<false>(raw, n, place);
+    f.compute(y, raw, n, place);
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j >= place.count[k]) continue;
+        const int64_t c = place.col[k] + j;
+        amax = max(amax, magnitude(y[k][j]));
+        if (out.plain) out.plain[n * out.cols + c] = T(y[k][j]);
+        if (!out.q && !out.q_t) continue;
+        const float v = __fmul_rn(y[k][j], scale);
+        const uint32_t code = out.format == DType::e4m3 ? encode1<DType::e4m3>(v) : encode1<DType::e5m2>(v);
+        if (out.q) out.q[n * out.cols + c] = uint8_t(code);
+        if (out.q_t) out.q_t[c * out.rows + n] = uint8_t(code);
+      }
+  }
+  block_amax(out.amax, amax);
+  out.write_scale_inv();
+}
+
+// fast: the producer's inputs are aligned and all its counts are 0 or 8.
+template <class F, class T>
+void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
+  if (!fast || !out.fast()) {
+    produce_any_kernel<<<blocks_for(out.rows * f.units, 256), 256, 0, raw(s)>>>(f, out);
+  } else {
+    const dim3 grid(blocks_for(f.units, 16), blocks_for(out.rows, 128));
+    CHECK(grid.y <= 65535, out.rows, " rows are too many");
+    with_bool(out.q_t, [&]<bool kTurn>() {
+      if (out.format == DType::e5m2) produce_kernel<F, T, DType::e5m2, kTurn><<<grid, 256, 0, raw(s)>>>(f, out);
+      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, 256, 0, raw(s)>>>(f, out);
+    });
+  }
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// ---- element by element. What G gives:  Raw; load<kFast>(raw, offset, count); compute(y, raw).
+template <class G>
+struct Elementwise {
+  static constexpr int kWays = 1;
+  using Raw = typename G::Raw;
+  G g;
+  int64_t cols;
+  int units;
+  __device__ Place place(int unit) const { return {{unit * 8}, {int(min(int64_t(8), cols - unit * int64_t(8)))}}; }
+  template <bool kFast>
+  __device__ void load(Raw& raw, int64_t n, const Place& p) const {
+    g.template load<kFast>(raw, n * cols + p.col[0], p.count[0]);
+  }
+  __device__ void compute(float (&y)[1][8], const Raw& raw, int64_t, const Place&) const { g.compute(y[0], raw); }
+};
+
+template <class G, class T, DType kFormat>
+__global__ void __launch_bounds__(256) flat_kernel(const G g, const Sink<T> out, int64_t vectors) {
+  const int64_t first = blockIdx.x * int64_t(1024) + threadIdx.x;
+  const float scale = out.read_scale();
+  typename G::Raw raw[4];
+  uint32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (first + i * 256 < vectors) g.template load<true>(raw[i], (first + i * 256) * 8, 8);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int64_t at = (first + i * 256) * 8;
+    if (first + i * 256 >= vectors) continue;
+    float y[8];
+    g.compute(y, raw[i]);
+    const uint32_t m = magnitude8(y);
+    amax = max(amax, m);
+    if (out.plain) store8(out.plain + at, pack<T>(y));
+    if (out.q) *reinterpret_cast<uint2*>(out.q + at) = encode8<kFormat>(y, scale, m);
+  }
+  block_amax(out.amax, amax);
+  out.write_scale_inv();
+}
+
+template <class G, class T>
+void produce_elementwise(Stream& s, const G& g, const Sink<T>& out, bool inputs_aligned) {
+  const int64_t n = out.rows * out.cols;
+  if (!out.q_t && inputs_aligned && n % 8 == 0 && aligned({out.plain}) &&
+      aligned({out.q}, 8)) {  // the shape is no matter
+    if (out.format == DType::e5m2)
+      flat_kernel<G, T, DType::e5m2><<<blocks_for(n, 8192), 256, 0, raw(s)>>>(g, out, n / 8);
+    else flat_kernel<G, T, DType::e4m3><<<blocks_for(n, 8192), 256, 0, raw(s)>>>(g, out, n / 8);
+    CUDA_CHECK(cudaGetLastError());
+    return;
+  }
+  const Elementwise<G> f{g, out.cols, int(ceil_div(out.cols, 8))};
+  produce(s, f, out, inputs_aligned);
+}
+
+}  // namespace octet::BACKEND

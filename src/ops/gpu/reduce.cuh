@@ -1,0 +1,70 @@
+#pragma once
+// Sums over warps and blocks in a fixed order, and the one atomic that is order-free: the maximum of magnitudes.
+#include "ops/gpu/vector.cuh"
+
+namespace octet::BACKEND {
+
+template <class R>
+__device__ inline R warp_sum(R v) {
+#pragma unroll
+  for (int o = 16; o; o /= 2) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+
+// Sums of K values over the block, for every thread. `room`: shared, K * 32. A second call needs other room, or a
+// barrier between: one barrier is all that this takes.
+template <int K, class R>
+__device__ inline void block_sum(R (&v)[K], R* room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
+#pragma unroll
+  for (int k = 0; k < K; ++k) v[k] = warp_sum(v[k]);
+  if (warps == 1) return;
+  if (lane == 0)
+#pragma unroll
+    for (int k = 0; k < K; ++k) room[k * 32 + warp] = v[k];
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < K; ++k) v[k] = warp_sum(lane < warps ? room[k * 32 + lane] : R(0));
+}
+
+// One atomic a block, and none where the maximum is already there. Every thread of the block must come.
+__device__ inline void block_amax(uint32_t* amax, uint32_t m) {
+  __shared__ uint32_t room[32];
+  if (!amax) return;
+  m = __reduce_max_sync(~0u, m);
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = m;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  m = __reduce_max_sync(~0u, threadIdx.x < (blockDim.x + 31) / 32 ? room[threadIdx.x] : 0u);
+  if (threadIdx.x == 0 && m > *reinterpret_cast<volatile uint32_t*>(amax)) atomicMax(amax, m);
+}
+
+// total (C) += sum of `rows` rows of partial, `stride` apart, in a fixed order. Blocks of 32 columns x 16 row lanes.
+template <class W>
+__global__ void __launch_bounds__(512)
+    add_partial_kernel(W* total, const float* partial, int rows, int64_t stride, int64_t C) {
+  __shared__ float room[16][33];
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const int64_t c = blockIdx.x * int64_t(32) + lane;
+  float sum = 0;
+  if (c < C) {
+#pragma unroll 8
+    for (int p = part; p < rows; p += 16) sum += partial[p * stride + c];
+  }
+  room[part][lane] = sum;
+  __syncthreads();
+  if (part || c >= C) return;
+  sum = 0;
+#pragma unroll
+  for (int p = 0; p < 16; ++p) sum += room[p][lane];
+  total[c] = W(float(total[c]) + sum);
+}
+inline void add_partial(Stream& s, Tensor total, const float* partial, int64_t rows, int64_t stride) {
+  const int64_t C = total.numel();
+  visit<float, bf16>(total.dtype, [&]<class W>() {
+    add_partial_kernel<W><<<blocks_for(C, 32), 512, 0, raw(s)>>>(total.ptr<W>(), partial, int(rows), stride, C);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace octet::BACKEND

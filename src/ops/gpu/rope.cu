@@ -1,0 +1,168 @@
+// Rotary embedding. Forward turns q and k in place: a thread keeps the angles of 8 pairs and goes over the heads.
+// Backward is a producer whose unit is a pair of vectors (i, i + R/2), so that it may write over its input and turn in
+// one pass.
+#include "ops/gpu/producer.cuh"
+
+namespace octet::BACKEND {
+
+namespace {
+
+struct Layout {                       // of a row, in heads of D columns in the order they lie
+  int heads, rotated_heads, D, half;  // half = R/2
+  bool interleaved;
+  __device__ int rotated_col(int r) const { return (interleaved ? r / 2 * 3 + r % 2 : r) * D; }
+  __device__ bool is_value(int s) const { return interleaved ? s % 3 == 2 : s >= rotated_heads; }
+};
+struct Angles {
+  const float* table;  // (positions, R/2, 2)
+  int64_t T, first;
+  float sign;  // -1: back
+  int half;
+  template <bool kFast>
+  __device__ void load(float (&cos)[8], float (&sin)[8], int64_t n, int i, int count) const {
+    const float* p = table + ((n % T + first) * half + i) * 2;
+    if constexpr (kFast) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float4 v = __ldg(reinterpret_cast<const float4*>(p) + j);
+        cos[2 * j] = v.x, sin[2 * j] = sign * v.y, cos[2 * j + 1] = v.z, sin[2 * j + 1] = sign * v.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        cos[j] = j < count ? p[2 * j] : 1.f;
+        sin[j] = j < count ? sign * p[2 * j + 1] : 0.f;
+      }
+    }
+  }
+};
+__device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8], const float (&sin)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float x = a[j], y = b[j];
+    a[j] = x * cos[j] - y * sin[j];
+    b[j] = y * cos[j] + x * sin[j];
+  }
+}
+
+// Thread: row n, pairs 8*j.., heads `part`, part + parts, ..., four at a time.
+template <class T, bool kFast>
+__global__ void __launch_bounds__(256)
+    forward_kernel(T* x, const Layout l, const Angles angles, int64_t N, int64_t width, int parts) {
+  const int vectors = (l.half + 7) / 8;
+  const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x, rest = index / vectors;
+  const int i = int(index % vectors) * 8, part = int(rest % parts), count = min(8, l.half - i);
+  const int64_t n = rest / parts;
+  if (n >= N) return;
+  float cos[8], sin[8];
+  angles.load<kFast>(cos, sin, n, i, count);
+  T* row = x + n * width + i;
+#pragma unroll 1
+  for (int h0 = part; h0 < l.rotated_heads; h0 += 4 * parts) {
+    Pack<T> lo[4], hi[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (const int h = h0 + k * parts; h < l.rotated_heads) {
+        lo[k] = load<kFast>(row + l.rotated_col(h), count);
+        hi[k] = load<kFast>(row + l.rotated_col(h) + l.half, count);
+      }
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (const int h = h0 + k * parts; h < l.rotated_heads) {
+        float a[8], b[8];
+        unpack(a, lo[k]);
+        unpack(b, hi[k]);
+        rotate(a, b, cos, sin);
+        store<kFast>(row + l.rotated_col(h), a, count);
+        store<kFast>(row + l.rotated_col(h) + l.half, b, count);
+      }
+  }
+}
+
+template <class T>
+struct RopeBackward {
+  static constexpr int kWays = 2;
+  struct Raw {
+    Pack<T> a, b;
+  };
+  const T* x;
+  int64_t width;
+  Layout l;
+  Angles angles;
+  int per_head, units;  // units
+  __device__ Place place(int unit) const {
+    const int s = unit / per_head, j = unit % per_head, col = s * l.D, pairs = (l.half + 7) / 8;
+    const bool value = l.is_value(s);
+    if (!value && j < pairs) {
+      const int i = 8 * j, count = min(8, l.half - i);
+      return {{col + i, col + l.half + i}, {count, count}, i};
+    }
+    const int from = value ? 16 * j : 2 * l.half + 16 * (j - pairs);  // copied through, 16 columns a unit
+    return {{col + from, col + from + 8}, {max(0, min(8, l.D - from)), max(0, min(8, l.D - from - 8))}};
+  }
+  template <bool kFast>
+  __device__ void load(Raw& raw, int64_t n, const Place& p) const {
+    raw.a = BACKEND::load<kFast>(x + n * width + p.col[0], p.count[0]);
+    raw.b = BACKEND::load<kFast>(x + n * width + p.col[1], p.count[1]);
+  }
+  __device__ void compute(float (&y)[2][8], const Raw& raw, int64_t n, const Place& p) const {
+    unpack(y[0], raw.a);
+    unpack(y[1], raw.b);
+    if (p.i < 0) return;
+    float cos[8], sin[8];
+    if (l.half % 8 == 0) angles.load<true>(cos, sin, n, p.i, 8);
+    else angles.load<false>(cos, sin, n, p.i, p.count[0]);
+    rotate(y[0], y[1], cos, sin);
+  }
+};
+
+Layout layout_of(const Rope& r, Tensor qkv) {
+  const Shape& s = r.table.shape;
+  const Heads& h = r.heads;
+  CHECK(s.rank == 3 && s[2] == 2 && 2 * s[1] <= h.D, "table ", s, ", head size ", h.D);
+  CHECK(qkv.cols() == h.width(), qkv.shape, " is not ", h.width(), " wide");
+  CHECK(r.first >= 0 && std::min(r.T, qkv.rows()) + r.first <= s[0], r.T, " + ", r.first, " positions of ", s[0]);
+  CHECK(!h.interleaved || h.G == h.H, "interleaved heads come with their own k and v");
+  CHECK(aligned({r.table.data}), "the table is read 16 bytes at a time");
+  return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
+}
+
+// Turns q and k where they are.
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign) {
+  const Layout l = layout_of(r, qkv);
+  const int64_t N = qkv.rows(), vectors = ceil_div(l.half, 8);
+  if (N == 0 || l.half == 0) return;
+  const int parts = int(ceil_div(l.rotated_heads, 8));  // two rounds of four heads: the angles are read once for eight
+  const Angles angles{r.table.ptr<float>(), r.T, r.first, sign, l.half};
+  visit<float, bf16>(qkv.dtype, [&]<class T>() {
+    with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
+      forward_kernel<T, kFast>
+          <<<blocks_for(N * vectors * parts, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, N, qkv.cols(), parts);
+    });
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void rope_forward(Stream& s, Tensor qkv, const Rope& rope) {
+  const Timed timed(s, Kernel::rope);
+  rotate_in_place(s, qkv, rope, 1.f);
+}
+
+void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
+  const Timed timed(s, Kernel::rope);
+  if (d_out.plain.data == d_in.data && !d_out.q && !d_out.q_t && !d_out.slot.amax && !d_out.scale_inv) {
+    rotate_in_place(s, d_in, rope, -1.f);
+    return;
+  }
+  const Layout l = layout_of(rope, d_in);
+  const int per_head = int(std::max(ceil_div(l.half, 8) + ceil_div(l.D - 2 * l.half, 16), ceil_div(l.D, 16)));
+  visit<float, bf16>(d_in.dtype, [&]<class T>() {
+    const Angles angles{rope.table.ptr<float>(), rope.T, rope.first, -1.f, l.half};
+    const RopeBackward<T> f{d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads};
+    produce(s, f, Sink<T>(d_out, d_in.rows(), d_in.cols()), l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data}));
+  });
+}
+
+}  // namespace octet::BACKEND
