@@ -58,58 +58,59 @@ json parse_unique(std::string_view text, const fs::path& path) {
   try {
     parsed = json::parse(text.begin(), text.end(), watch);
   } catch (const json::parse_error& e) {
-    damaged(path, "its JSON cannot be read (", std::string(e.what()).substr(0, 200), ")");  // it quotes the text }
-    if (!twice.empty()) damaged(path, "'", twice, "' stands twice in its JSON");
-    if (!parsed.is_object()) damaged(path, "its JSON is not an object");
-    return parsed;
+    damaged(path, "its JSON cannot be read (", std::string(e.what()).substr(0, 200), ")");  // it quotes the text
   }
+  if (!twice.empty()) damaged(path, "'", twice, "' stands twice in its JSON");
+  if (!parsed.is_object()) damaged(path, "its JSON is not an object");
+  return parsed;
+}
 
-  // An array of non-negative integers below 2^63.
-  std::optional<std::vector<int64_t>> integers(const json& j) {
-    if (!j.is_array()) return std::nullopt;
-    std::vector<int64_t> values;
-    for (const json& v : j) {
-      if (!v.is_number_unsigned() || !std::in_range<int64_t>(v.get<uint64_t>())) return std::nullopt;
-      values.push_back(v.get<int64_t>());
-    }
-    return values;
+// An array of non-negative integers below 2^63.
+std::optional<std::vector<int64_t>> integers(const json& j) {
+  if (!j.is_array()) return std::nullopt;
+  std::vector<int64_t> values;
+  for (const json& v : j) {
+    if (!v.is_number_unsigned() || !std::in_range<int64_t>(v.get<uint64_t>())) return std::nullopt;
+    values.push_back(v.get<int64_t>());
   }
+  return values;
+}
 
-  // One entry of the header; offsets become positions in the file.
-  Entry read_entry(const std::string& name, const json& j, size_t data_start, const MappedFile& file) {
-    const auto wrong = [&](const auto&... parts) { damaged(file.path(), "tensor '", name, "': ", parts...); };
-    if (!j.is_object() || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
-      wrong("its header entry lacks dtype, shape or data_offsets");
-    if (!j["dtype"].is_string()) wrong("its dtype is not a string");
-    Entry e{.name = name, .dtype = j["dtype"]};
-    const int64_t element = stored_size(e.dtype);
-    if (element == 0)
-      bad_input("'", file.path().string(), "': tensor '", name, "' has the type '", e.dtype,
-                "', which octet does not read: convert it to F32, F16 or BF16");
-    const auto shape = integers(j["shape"]), offsets = integers(j["data_offsets"]);
-    if (!shape) wrong("its shape is not a list of sizes");
-    if (!offsets || offsets->size() != 2) wrong("its data_offsets are not two positions");
-    e.shape = *shape;
-    int64_t bytes = element;
-    for (int64_t d : e.shape)
-      if (__builtin_mul_overflow(bytes, d, &bytes)) wrong("its shape ", to_string(e.shape), " overflows 64 bits");
-    const int64_t begin = (*offsets)[0], end = (*offsets)[1], size = file.size() - int64_t(data_start);
-    if (begin > end) wrong("its data ends (", end, ") before it begins (", begin, ")");
-    if (end > size)
-      wrong("its data ends at byte ", end, " of the data, but the file holds only ", size, " bytes of data");
-    if (end - begin != bytes)
-      wrong("its shape ", to_string(e.shape), " of ", e.dtype, " takes ", bytes, " bytes, but its data_offsets hold ",
-            end - begin);
-    e.offset = data_start + size_t(begin);
-    e.bytes = size_t(bytes);
-    return e;
-  }
+// One entry of the header; offsets become positions in the file.
+Entry read_entry(const std::string& name, const json& j, size_t data_start, const MappedFile& file) {
+  const auto wrong = [&](const auto&... parts) { damaged(file.path(), "tensor '", name, "': ", parts...); };
+  if (!j.is_object() || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
+    wrong("its header entry lacks dtype, shape or data_offsets");
+  if (!j["dtype"].is_string()) wrong("its dtype is not a string");
+  Entry e{.name = name, .dtype = j["dtype"]};
+  const int64_t element = stored_size(e.dtype);
+  if (element == 0)
+    bad_input("'", file.path().string(), "': tensor '", name, "' has the type '", e.dtype,
+              "', which octet does not read: convert it to F32, F16 or BF16");
+  const auto shape = integers(j["shape"]), offsets = integers(j["data_offsets"]);
+  if (!shape) wrong("its shape is not a list of sizes");
+  if (!offsets || offsets->size() != 2) wrong("its data_offsets are not two positions");
+  e.shape = *shape;
+  int64_t bytes = element;
+  for (int64_t d : e.shape)
+    if (__builtin_mul_overflow(bytes, d, &bytes)) wrong("its shape ", to_string(e.shape), " overflows 64 bits");
+  const int64_t begin = (*offsets)[0], end = (*offsets)[1], size = file.size() - int64_t(data_start);
+  if (begin > end) wrong("its data ends (", end, ") before it begins (", begin, ")");
+  if (end > size)
+    wrong("its data ends at byte ", end, " of the data, but the file holds only ", size, " bytes of data");
+  if (end - begin != bytes)
+    wrong("its shape ", to_string(e.shape), " of ", e.dtype, " takes ", bytes, " bytes, but its data_offsets hold ",
+          end - begin);
+  e.offset = data_start + size_t(begin);
+  e.bytes = size_t(bytes);
+  return e;
+}
 
-  std::optional<DType> float_type(std::string_view stored) {
-    for (DType t : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::e5m2})
-      if (stored == stored_name(t)) return t;
-    return std::nullopt;
-  }
+std::optional<DType> float_type(std::string_view stored) {
+  for (DType t : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::e4m3, DType::e5m2})
+    if (stored == stored_name(t)) return t;
+  return std::nullopt;
+}
 
 }  // namespace
 
