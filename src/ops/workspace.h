@@ -9,29 +9,51 @@ namespace octet::BACKEND {
 inline int64_t partial_rows(const Target& t) { return t.cuda ? 2 * t.multiprocessors : 16; }
 inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiprocessors : 64; }
 
-// Bytes of the attention workspaces. cuDNN takes bf16 only; everything else on a card goes to the native kernels.
-inline bool attention_by_cudnn(const Target& t, DType plain) { return t.cuda && t.cudnn && plain == DType::bf16; }
+// Bytes of the attention workspaces. cuDNN takes what this says; everything else on a card goes to the native kernels.
+inline bool attention_by_cudnn(const Target& t, const Attention& a, DType plain) {
+  return t.cuda && t.cudnn && t.compute_capability >= 90 && plain == DType::bf16 && a.window == 0;
+}
 inline constexpr int64_t kCudnnSlack = int64_t{32} << 20;  // of cuDNN's own workspace, beyond what the formulas name
+
+// What one call of cuDNN's deterministic backward takes of a batch: sequences and groups of heads. It keeps their T*T
+// scores, which fit into 1 GiB or are those of a single group.
+struct AttentionSlice {
+  int64_t B = 1, G = 1, score_bytes = 0;
+};
+inline AttentionSlice attention_slice(const Attention& a) {
+  const auto largest_divisor = [](int64_t n, int64_t bytes_each) {
+    for (int64_t d = n; d > 1; --d)
+      if (n % d == 0 && d * bytes_each <= int64_t{1} << 30) return d;
+    return int64_t{1};
+  };
+  const int64_t rounded = (a.T + 127) / 128 * 128, group = a.heads.H / a.heads.G * rounded * rounded * 2;
+  AttentionSlice s{.G = largest_divisor(a.heads.G, group)};
+  if (s.G == a.heads.G) s.B = largest_divisor(a.B, s.G * group);
+  s.score_bytes = s.B * s.G * group;
+  return s;
+}
 
 // The parts of the backward workspace, in this order, each starting at a multiple of 256 bytes.
 struct AttentionParts {
   int64_t delta = 0;  // (B,H,T) f32, rowsum(do*o)
-  int64_t dq = 0;     // (N,H*D) f32, where dq is summed over tiles of keys
-  int64_t own = 0;    // cuDNN's: its deterministic form keeps the T*T scores of one sequence, which go one by one
+  int64_t dq = 0;     // (N,H*D) f32, where cuDNN sums dq over tiles of keys by atomic additions
+  int64_t own = 0;    // cuDNN's
   int64_t total() const { return delta + dq + own; }
 };
 inline AttentionParts attention_backward_parts(const Target& t, const Attention& a, DType plain) {
   if (!t.cuda) return {};
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  const int64_t H = a.heads.H, D = a.heads.D, T = a.T;
-  AttentionParts parts{.delta = aligned(a.B * H * T * 4), .dq = aligned(a.B * T * H * D * 4)};
-  if (!attention_by_cudnn(t, plain)) return parts;
-  if (t.deterministic) parts.dq = 0;
-  parts.own = kCudnnSlack + (t.deterministic ? aligned(H * T * T * 2) : 0);
+  AttentionParts parts{.delta = aligned(a.B * a.heads.H * a.T * 4)};
+  if (!attention_by_cudnn(t, a, plain)) return parts;
+  const AttentionSlice slice = t.deterministic ? attention_slice(a) : AttentionSlice{.B = a.B, .G = a.heads.G};
+  if (!t.deterministic) parts.dq = aligned(a.B * a.T * a.heads.H * a.heads.D * 4);
+  const int64_t shared_heads = a.heads.H / a.heads.G;  // dk and dv of each query head in bf16, before their sum
+  const int64_t heads_bytes = shared_heads == 1 ? 0 : slice.B * slice.G * shared_heads * a.T * a.heads.D * 4;
+  parts.own = kCudnnSlack + aligned(heads_bytes) + aligned(slice.score_bytes);
   return parts;
 }
-inline int64_t attention_forward_workspace(const Target& t, const Attention&, DType plain) {
-  return attention_by_cudnn(t, plain) ? kCudnnSlack : 0;
+inline int64_t attention_forward_workspace(const Target& t, const Attention& a, DType plain) {
+  return attention_by_cudnn(t, a, plain) ? kCudnnSlack : 0;
 }
 inline int64_t attention_backward_workspace(const Target& t, const Attention& a, DType plain) {
   return attention_backward_parts(t, a, plain).total();

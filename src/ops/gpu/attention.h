@@ -1,0 +1,20 @@
+#pragma once
+// The two implementations behind attention_forward and attention_backward on the gpu: our own kernels and cuDNN's.
+#include "ops/ops.h"
+
+namespace octet::BACKEND {
+
+struct AttentionForward {
+  Tensor o /*(N,H*D)*/, lse /*(B,H,T) f32*/, qkv /*(N,width)*/, workspace;
+};
+
+// f32 or bf16, every head size that is a multiple of 8, up to 256. The same bits from run to run.
+void native_attention_forward(Stream&, const AttentionForward&, const Attention&);
+void native_attention_backward(Stream&, const AttentionBackward&, const Attention&);
+
+// bf16 without a window. Builds (and keeps) the plans of this shape; false if this build or cuDNN has none for it.
+bool cudnn_attention_available(Device&, const Attention&);
+void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&);
+void cudnn_attention_backward(Stream&, const AttentionBackward&, const Attention&);
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,209 @@
+// Attention with fp32 storage in fp32 arithmetic, for verification: tiles of 32 x 32 scores, eight threads a row,
+// memory linear in T. Thread x of a row r has the row's score columns x, x + 8, .. and, of what it sums, elements x, x
+// + 8, ..
+#include "device/gpu.h"
+#include "ops/gpu/attention_kernels.h"
+
+namespace octet::BACKEND {
+namespace {
+
+constexpr int kTile = 32, kThreads = 256, kColumns = kTile / 8, kLargestD = 256, kElements = kLargestD / 8;
+
+struct Params {
+  const float *qkv, *d_o, *o_in;
+  float *o, *lse, *delta, *dqkv;
+  int64_t width, q_step, kv_step, k0, v0, out_width;
+  int H, G, T, D, window;
+  float scale;
+  __device__ int pitch() const { return D + 1; }  // odd or not: rows start in different banks, D being a multiple of 8
+  __device__ bool sees(int row, int column) const {
+    return column <= row && row < T && (window == 0 || column > row - window);
+  }
+  __device__ int first_key(int row) const { return window == 0 ? 0 : max(0, row - window + 1); }
+};
+
+__device__ void load(const Params& p, float* tile, const float* src, int64_t stride, int valid_rows) {
+  for (int i = int(threadIdx.x); i < kTile * p.D; i += kThreads) {
+    const int row = i / p.D, d = i % p.D;
+    tile[row * p.pitch() + d] = row < valid_rows ? src[row * stride + d] : 0;
+  }
+}
+// s[i] = x[r] . y[x + 8 i]
+__device__ void scores(const Params& p, float (&s)[kColumns], const float* x, const float* y) {
+  const int r = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) s[i] = 0;
+  for (int d = 0; d < p.D; ++d)
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) s[i] = fmaf(x[r * p.pitch() + d], y[(c + 8 * i) * p.pitch() + d], s[i]);
+}
+// sum[i] += sum over the tile's columns of s[r][column] * y[column][x + 8 i]; s goes through the row's part of
+// `shared_s`
+__device__ void accumulate(const Params& p, float (&sum)[kElements], const float (&s)[kColumns], const float* y,
+                           float* shared_s) {
+  const int r = int(threadIdx.x) / 8, x = int(threadIdx.x) % 8;
+  float* row = shared_s + r * (kTile + 1);
+  __syncwarp();  // the eight threads of a row are in one warp
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) row[x + 8 * i] = s[i];
+  __syncwarp();
+  for (int c = 0; c < kTile; ++c)
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+      if (8 * i < p.D) sum[i] = fmaf(row[c], y[c * p.pitch() + x + 8 * i], sum[i]);
+}
+__device__ float row_sum(float v) {
+  for (int i = 4; i > 0; i /= 2) v += __shfl_xor_sync(~0u, v, i);
+  return v;
+}
+__device__ float row_max(float v) {
+  for (int i = 4; i > 0; i /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, i));
+  return v;
+}
+
+struct Place {  // of a block: blockIdx.x tile of rows, blockIdx.y head, blockIdx.z sequence
+  int row0, r, x, row;
+  int64_t sequence;
+  __device__ explicit Place(const Params& p)
+      : row0(int(blockIdx.x) * kTile),
+        r(int(threadIdx.x) / 8),
+        x(int(threadIdx.x) % 8),
+        row(row0 + r),
+        sequence(int64_t(blockIdx.z) * p.T) {}
+};
+
+__global__ void __launch_bounds__(kThreads) forward_f32(const Params p) {
+  extern __shared__ float memory[];
+  float *q = memory, *k = q + kTile * p.pitch(), *v = k + kTile * p.pitch(), *shared_s = v + kTile * p.pitch();
+  const Place at(p);
+  const int h = int(blockIdx.y), g = h / (p.H / p.G);
+  load(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
+  float maximum = -INFINITY, sum = 0, o[kElements] = {};
+  for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
+    const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
+    __syncthreads();
+    load(p, k, keys + p.k0, p.width, p.T - key), load(p, v, keys + p.v0, p.width, p.T - key);
+    __syncthreads();
+    float s[kColumns], top = maximum, part = 0;
+    scores(p, s, q, k);
+    for (int i = 0; i < kColumns; ++i) {
+      s[i] = p.sees(at.row, key + at.x + 8 * i) ? s[i] * p.scale : -INFINITY;
+      top = fmaxf(top, s[i]);
+    }
+    top = row_max(top);
+    const float base = top == -INFINITY ? 0 : top, shrink = expf(maximum - base);
+    maximum = top;
+    for (int i = 0; i < kColumns; ++i) part += s[i] = expf(s[i] - base);
+    sum = sum * shrink + row_sum(part);
+    for (int i = 0; i < kElements; ++i) o[i] *= shrink;
+    accumulate(p, o, s, v, shared_s);
+  }
+  if (at.row >= p.T) return;
+  for (int i = 0; i < kElements; ++i)
+    if (8 * i < p.D) p.o[(at.sequence + at.row) * p.out_width + h * p.D + at.x + 8 * i] = o[i] / sum;
+  if (at.x == 0) p.lse[(int64_t(blockIdx.z) * p.H + h) * p.T + at.row] = maximum + logf(sum);
+}
+
+__global__ void __launch_bounds__(kThreads) dq_f32(const Params p) {
+  extern __shared__ float memory[];
+  const int size = kTile * p.pitch();
+  float *q = memory, *d_o = q + size, *k = d_o + size, *v = k + size, *shared_s = v + size;
+  const Place at(p);
+  const int h = int(blockIdx.y), g = h / (p.H / p.G);
+  const int64_t out = (at.sequence + at.row0) * p.out_width + h * p.D;
+  load(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
+  load(p, d_o, p.d_o + out, p.out_width, p.T - at.row0);
+  __syncthreads();
+  float delta = 0, lse = 0, dq[kElements] = {};
+  const int64_t statistic = (int64_t(blockIdx.z) * p.H + h) * p.T + at.row;
+  if (at.row < p.T) {
+    for (int d = at.x; d < p.D; d += 8)
+      delta = fmaf(d_o[at.r * p.pitch() + d], p.o_in[out + at.r * p.out_width + d], delta);
+    lse = p.lse[statistic];
+  }
+  delta = row_sum(delta);
+  if (at.row < p.T && at.x == 0) p.delta[statistic] = delta;
+  for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
+    const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
+    __syncthreads();
+    load(p, k, keys + p.k0, p.width, p.T - key), load(p, v, keys + p.v0, p.width, p.T - key);
+    __syncthreads();
+    float s[kColumns], dp[kColumns];
+    scores(p, s, q, k), scores(p, dp, d_o, v);
+    for (int i = 0; i < kColumns; ++i)
+      s[i] = p.sees(at.row, key + at.x + 8 * i) ? expf(s[i] * p.scale - lse) * (dp[i] - delta) * p.scale : 0;
+    accumulate(p, dq, s, k, shared_s);
+  }
+  if (at.row >= p.T) return;
+  for (int i = 0; i < kElements; ++i)
+    if (8 * i < p.D) p.dqkv[(at.sequence + at.row) * p.width + h * p.q_step + at.x + 8 * i] = dq[i];
+}
+
+// Here rows are keys and columns queries, of every query head of the group.
+__global__ void __launch_bounds__(kThreads) dkv_f32(const Params p) {
+  extern __shared__ float memory[];
+  const int size = kTile * p.pitch();
+  float *q = memory, *d_o = q + size, *k = d_o + size, *v = k + size, *shared_s = v + size;
+  const Place at(p);
+  const int g = int(blockIdx.y), group = p.H / p.G;
+  const float* keys = p.qkv + (at.sequence + at.row0) * p.width + g * p.kv_step;
+  load(p, k, keys + p.k0, p.width, p.T - at.row0), load(p, v, keys + p.v0, p.width, p.T - at.row0);
+  float dk[kElements] = {}, dv[kElements] = {};
+  const int end = p.window == 0 ? p.T : min(p.T, at.row0 + kTile - 1 + p.window);
+  for (int h = g * group; h < (g + 1) * group; ++h)
+    for (int query = at.row0; query < end; query += kTile) {
+      __syncthreads();
+      load(p, q, p.qkv + (at.sequence + query) * p.width + h * p.q_step, p.width, p.T - query);
+      load(p, d_o, p.d_o + (at.sequence + query) * p.out_width + h * p.D, p.out_width, p.T - query);
+      __syncthreads();
+      float s[kColumns], dp[kColumns];
+      scores(p, s, k, q), scores(p, dp, v, d_o);
+      for (int i = 0; i < kColumns; ++i) {
+        const int column = query + at.x + 8 * i;
+        const int64_t statistic = (int64_t(blockIdx.z) * p.H + h) * p.T + column;
+        const bool seen = p.sees(column, at.row);
+        s[i] = seen ? expf(s[i] * p.scale - p.lse[statistic]) : 0;
+        dp[i] = seen ? s[i] * (dp[i] - p.delta[statistic]) * p.scale : 0;
+      }
+      accumulate(p, dv, s, d_o, shared_s);
+      accumulate(p, dk, dp, q, shared_s);
+    }
+  if (at.row >= p.T) return;
+  float* y = p.dqkv + (at.sequence + at.row) * p.width + g * p.kv_step + at.x;
+  for (int i = 0; i < kElements; ++i)
+    if (8 * i < p.D) y[p.k0 + 8 * i] = dk[i], y[p.v0 + 8 * i] = dv[i];
+}
+
+Params params(const Attention& a) {
+  const Heads& h = a.heads;
+  Params p{};
+  p.width = h.width(), p.q_step = h.q(1), p.kv_step = h.k(1) - h.k(0), p.k0 = h.k(0), p.v0 = h.v(0);
+  p.out_width = h.H * h.D, p.H = int(h.H), p.G = int(h.G), p.T = int(a.T), p.D = int(h.D);
+  p.window = int(std::min(a.window, a.T)), p.scale = float(a.scale);
+  return p;
+}
+void launch(void (*kernel)(Params), Stream& s, const Attention& a, int64_t heads, int tiles, const Params& p) {
+  const int bytes = int(sizeof(float)) * kTile * (tiles * (p.D + 1) + kTile + 1);
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<dim3(unsigned((a.T + kTile - 1) / kTile), unsigned(heads), unsigned(a.B)), kThreads, size_t(bytes),
+           raw(s)>>>(p);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void attention_forward_f32(Stream& s, const AttentionForward& t, const Attention& a) {
+  Params p = params(a);
+  p.qkv = t.qkv.ptr<float>(), p.o = t.o.ptr<float>(), p.lse = t.lse.ptr<float>();
+  launch(forward_f32, s, a, a.heads.H, 3, p);
+}
+
+void attention_backward_f32(Stream& s, const AttentionBackward& t, const Attention& a) {
+  Params p = params(a);
+  p.qkv = t.qkv.ptr<float>(), p.d_o = t.d_o.ptr<float>(), p.o_in = t.o.ptr<float>(), p.lse = t.lse.ptr<float>();
+  p.dqkv = t.dqkv.ptr<float>(), p.delta = static_cast<float*>(t.workspace.data);
+  launch(dq_f32, s, a, a.heads.H, 4, p);
+  launch(dkv_f32, s, a, a.heads.G, 4, p);
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,15 @@
+#pragma once
+// Our attention kernels by storage type, each in its own file.
+#include "ops/gpu/attention.h"
+
+namespace octet::BACKEND {
+
+void attention_forward_bf16(Stream&, const AttentionForward&, const Attention&);
+// First dq, which also writes delta (B,H,T) = rowsum(do * o) to the workspace; then dk and dv, which read it.
+void attention_backward_q_bf16(Stream&, const AttentionBackward&, const Attention&);
+void attention_backward_kv_bf16(Stream&, const AttentionBackward&, const Attention&);
+
+void attention_forward_f32(Stream&, const AttentionForward&, const Attention&);
+void attention_backward_f32(Stream&, const AttentionBackward&, const Attention&);
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,14 @@
+// Stands in for cudnn_attention.cu in a build without cuDNN.
+#include "ops/gpu/attention.h"
+
+namespace octet::BACKEND {
+
+bool cudnn_attention_available(Device&, const Attention&) { return false; }
+void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&) {
+  CHECK(false, "built without cuDNN");
+}
+void cudnn_attention_backward(Stream&, const AttentionBackward&, const Attention&) {
+  CHECK(false, "built without cuDNN");
+}
+
+}  // namespace octet::BACKEND
