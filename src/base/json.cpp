@@ -9,11 +9,14 @@
 namespace octet {
 namespace {
 
+constexpr int kDeepest = 100;  // copies and printing recurse
+
 // Refuses a key that stands twice in one object, which the parser would let pass.
 class KeyWatch {
  public:
   explicit KeyWatch(const std::string& where) : where_(where) {}
-  bool operator()(int, json::parse_event_t event, json& parsed) {
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kDeepest) bad_input(where_, ": nested more than ", kDeepest, " deep");
     using Event = json::parse_event_t;
     if (event == Event::object_start || event == Event::array_start) levels_.emplace_back();
     if (event == Event::object_end || event == Event::array_end) levels_.pop_back();
@@ -92,13 +95,12 @@ std::string show(const json& value) {
 std::string closest(std::string_view word, const std::vector<std::string>& candidates) {
   if (word.size() > 100) return "";  // no typing error, and the distance costs its square
   std::string best;
-  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  size_t least = std::max<size_t>(1, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     size_t distance = edit_distance(word, candidate);
     if (distance >= candidate.size()) continue;  // nothing in common
-    // "warmup" for "warmup_steps": a whole word that was cut short is near, but less so than a typing error.
-    if (word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate)))
-      distance = std::min<size_t>(distance, 2);
+    // "warmup" for "warmup_steps": a word cut short is as near as a typing error.
+    if (word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate))) distance = 1;
     if (distance < least) least = distance, best = candidate;
   }
   return best;

@@ -99,13 +99,18 @@ void OptionBase::read(const json& value, const std::string& where) {
 }
 
 void OptionBase::read_text(const std::string& text, const std::string& where) {
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const bool bare = value.is_discarded() || (takes_bare_text() && !value.is_string());
-  read(bare ? json(text) : value, where);
+  json value = text;
+  try {
+    json parsed = parse_json(text, where);
+    if (parsed.is_string() || !takes_bare_text()) value = std::move(parsed);
+  } catch (const InputError&) {  // no JSON: the text itself
+  }
+  read(value, where);
 }
 
 std::string OptionBase::text() const {
   const json v = value();
+  if (v.is_number_float()) return number(v.get<double>());
   return v.is_string() ? v.get<std::string>() : v.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

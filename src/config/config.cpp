@@ -42,7 +42,7 @@ class Reader {
     std::vector<Override> of_model;
     for (const Change& change : changes_) {
       if (change.section == "model") of_model.push_back({change.key, change.value});
-      else if (change.section.empty() && change.key == "model") model = change.value;
+      else if (change.section.empty() && change.key == "model") model = model_of(change.value);
       else apply(change);
     }
     if (model.is_null() && of_model.empty())
@@ -52,6 +52,9 @@ class Reader {
   }
 
  private:
+  static json model_of(const std::string& text) {  // model={…} or model=PATH
+    return text.starts_with('{') ? parse_json(text, "command line: model") : json(text);
+  }
   Section* section(const std::string& name) {
     for (Section* s : config_.sections())
       if (name == s->name()) return s;

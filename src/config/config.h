@@ -31,7 +31,10 @@ struct RunConfig : Section {
                             "device",
                             DeviceKind::automatic,
                             "auto: a GPU where one is found, else the CPU",
-                            {{"auto", DeviceKind::automatic}, {"cuda", DeviceKind::cuda}, {"cpu", DeviceKind::cpu}}};
+                            {{"auto", DeviceKind::automatic},
+                             {"cuda", DeviceKind::cuda},
+                             {"cpu", DeviceKind::cpu},
+                             {"gpu", DeviceKind::cuda, false}}};
 
   std::string where = "config";      // the file it was read from, for messages
   std::vector<Section*> sections();  // all but the model, which is no Section; the run's own options last

@@ -49,7 +49,10 @@ class FieldReader {  // brings one source of fields into the options' names and 
       : options_(options), where_(where), from_transformers_(from_transformers) {}
 
   void read(const json& fields, const std::vector<std::string>& others = {}) {
-    if (!fields.is_object()) bad_input(where_, ": ", options_.name(), ": expected an object, got ", show(fields));
+    if (!fields.is_object()) {
+      const std::string name = *options_.name() ? concat(options_.name(), ": ") : "";
+      bad_input(where_, ": ", name, "expected an object, got ", show(fields));
+    }
     for (const auto& [key, value] : fields.items()) {
       if (key == "rope_parameters" || key == "rope_scaling") {
         read_rope(key, value);

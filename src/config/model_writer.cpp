@@ -10,8 +10,10 @@ json id(int64_t token) { return token < 0 ? json(nullptr) : json(token); }
 void write_rope(json& fields, const ModelConfig& m, int transformers_major) {
   const bool neox = m.arch == Arch::neox;
   if (transformers_major >= 5) {
-    json& rope = fields["rope_parameters"] = {{"rope_theta", m.rope_theta}, {"rope_type", "default"}};
+    json& rope = fields["rope_parameters"] = json::object();
     if (neox) rope["partial_rotary_factor"] = m.rotary_pct;
+    rope["rope_theta"] = m.rope_theta;
+    rope["rope_type"] = "default";
   } else if (neox) {
     fields["rotary_pct"] = m.rotary_pct;
     fields["rotary_emb_base"] = m.rope_theta;

@@ -19,7 +19,7 @@ int64_t decay_steps(const ScheduleConfig& schedule, int64_t total_steps) {
 double learning_rate(const ScheduleConfig& schedule, int64_t step, int64_t total_steps, int64_t tokens_per_step) {
   const double peak = schedule.lr, floor = schedule.min_lr;
   const int64_t warmup = warmup_steps(schedule, tokens_per_step), last = total_steps - 1;
-  if (step < warmup) return peak * double(step + 1) / double(warmup);
+  if (step < warmup) return peak * (double(step + 1) / double(warmup));  // exactly the peak at the end
   if (schedule.kind == ScheduleKind::constant) return peak;
 
   // The decay runs from `first`, which still has the peak, to `last`, which has the floor.

@@ -31,6 +31,8 @@ struct MemoryConfig : Section {
   Option<int64_t> recompute_blocks{this, "recompute_blocks", 0,
                                    "first blocks whose activations are computed again in backward", at_least(0)};
   Option<int64_t> head_chunk{this, "head_chunk", 0, "rows of logits held at once (0: chosen)", at_least(0)};
+  Option<std::string> plan_cache{this, "plan_cache", "out/product-plans.jsonl",
+                                 "file that keeps which algorithm each matrix product runs by on this card (\"\": none)"};
   Option<bool> poison{this, "poison", false, "fill fresh memory with NaN, to find reads before writes", Hidden{}};
 };
 

@@ -25,6 +25,8 @@ struct TrainingConfig : Section {
   Option<int64_t> steps{this, "steps", 0, "optimizer steps of the run (0: from training.tokens)", at_least(0)};
   Option<int64_t> tokens{this, "tokens", 0, "tokens of the run, rounded up to whole steps (0: from training.steps)",
                          at_least(0)};
+  Option<int64_t> stop_after{this, "stop_after", 0,
+                             "steps after which this process saves and ends, the run to be resumed later (0: never)", at_least(0)};
   Option<int64_t> global_batch_size{this, "global_batch_size", 32, "sequences of a step over all ranks", at_least(1)};
   Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once", at_least(1)};
   Option<int64_t> seq_len{this, "seq_len", 0, "tokens of a sequence (0: model.max_position_embeddings)", at_least(0)};

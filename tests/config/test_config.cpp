@@ -1,0 +1,222 @@
+// The config of a run: files, command lines, presets, cross-checks, and that what is printed reads back the same.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "base/json.h"
+#include "config/config.h"
+#include "config/refusal.h"
+#include "config/schedule.h"
+
+namespace octet {
+namespace {
+
+RunConfig tiny(const std::vector<std::string>& overrides = {}) {
+  return parse_config(R"({"model": {"preset": "tiny-llama"}, "training": {"steps": 100}})", "run.json", overrides);
+}
+std::string refusal_of(const std::vector<std::string>& overrides, int64_t ranks = 0) {
+  return refusal([&] { validate(tiny(overrides), ranks); });
+}
+std::string refusal_of_text(const char* text) {
+  return refusal([&] { parse_config(text, "run.json"); });
+}
+
+TEST(Config, TheFilesThatComeWithTheProgramLoadAndReadBack) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(CONFIGS)) {
+    if (entry.path().extension() != ".json") continue;
+    names.insert(entry.path().stem());
+    const RunConfig config = load_config(entry.path());
+    require_training(config);
+    EXPECT_EQ(resolved(parse_config(resolved(config).dump(), "again")), resolved(config)) << entry.path();
+  }
+  for (const char* name : {"tiny_llama", "llama_124m", "llama_1b", "llama2_7b", "llama2_13b", "llama2_70b"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
+TEST(Config, BenchmarkConfigsTake131072TokensAStep) {
+  for (const char* name : {"llama_124m", "llama_1b", "llama2_7b", "llama2_13b", "llama2_70b"}) {
+    const RunConfig config = load_config(std::string(CONFIGS) + "/" + name + ".json");
+    EXPECT_EQ(tokens_per_step(config), 131072) << name;
+    EXPECT_FALSE(config.fp8.enabled) << name;
+  }
+}
+
+TEST(Config, TheCommandLineChangesTheFileAndTheLastChangeWins) {
+  const RunConfig c =
+      tiny({"training.steps=7", "training.steps=9", "schedule.kind=wsd", "data.train=[\"a\", \"b\"]",
+            "data.validation=c", "checkpoint.dir=12", "device=cpu", "model.num_hidden_layers=3", "log.file=a=b"});
+  EXPECT_EQ(c.training.steps, 9);
+  EXPECT_EQ(c.schedule.kind, ScheduleKind::wsd);
+  EXPECT_EQ(c.data.train->size(), 2u);
+  EXPECT_EQ(*c.data.validation, std::vector<std::string>{"c"});
+  EXPECT_EQ(*c.checkpoint.dir, "12");
+  EXPECT_EQ(c.device, DeviceKind::cpu);
+  EXPECT_EQ(c.model.num_layers, 3);
+  EXPECT_EQ(*c.log.file, "a=b");
+  EXPECT_EQ(tiny({"model={\"preset\": \"llama-1b\"}"}).model.hidden_size, 2048);
+}
+
+TEST(Config, DefaultsThatDependOnOthersAreFilledIn) {
+  const RunConfig c = tiny({"schedule.lr=0.01", "precision.param_dtype=fp64"});
+  EXPECT_EQ(c.training.seq_len, 256);
+  EXPECT_DOUBLE_EQ(c.schedule.min_lr, 1e-3);
+  EXPECT_EQ(c.precision.master_dtype, DType::f64);
+  EXPECT_EQ(c.precision.reduce_dtype, DType::f64);
+  EXPECT_EQ(loss_scaling(c.precision), LossScaling::none);
+  EXPECT_EQ(loss_scaling(tiny({"precision.param_dtype=fp16"}).precision), LossScaling::dynamic);
+  EXPECT_EQ(total_steps(tiny({"training.steps=0", "training.tokens=8193"})), 2);
+  EXPECT_EQ(total_steps(tiny({"training.tokens=8193"})), 100);
+  EXPECT_EQ(micro_steps(tiny({"training.micro_batch_size=2"}), 4), 4);
+}
+
+TEST(Config, ResolvedConfigsReadBackTheSame) {
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {},
+           {"fp8.enabled=true", "fp8.preset=smp", "memory.poison=true", "training.seq_len=0"},
+           {"fp8.reduce_amax=false", "optimizer.eps=1e-15", "schedule.lr=0.1", "data.weights=[0.3]", "data.train=x"},
+           {"precision.param_dtype=fp64"}}) {
+    const RunConfig config = tiny(overrides);
+    const RunConfig again = parse_config(resolved(config).dump(), "again");
+    EXPECT_EQ(resolved(again), resolved(config));
+    EXPECT_EQ(again.model, config.model);
+  }
+}
+
+TEST(Config, ResolvedHoldsEveryOptionThatIsNotHidden) {
+  const json document = resolved(tiny());
+  for (const OptionLine& line : all_options()) {
+    const size_t dot = line.path.find('.');
+    const std::string section = line.path.substr(0, dot);
+    if (line.hidden || section == "model") continue;
+    const json& own = dot == std::string::npos ? document : document[section];
+    EXPECT_TRUE(own.contains(dot == std::string::npos ? line.path : line.path.substr(dot + 1))) << line.path;
+    EXPECT_FALSE(line.help.empty()) << line.path;
+  }
+}
+
+TEST(Config, TheTableOfHelpHasEveryOptionOnceAndNoHiddenOne) {
+  const std::string table = option_table();
+  std::set<std::string> paths;
+  for (const OptionLine& line : all_options()) {
+    EXPECT_TRUE(paths.insert(line.path).second) << line.path;
+    EXPECT_EQ(table.find("  " + line.path + " = ") != std::string::npos, !line.hidden) << line.path;
+  }
+  EXPECT_EQ(option_table("schedule").find("training."), std::string::npos);
+  EXPECT_NE(option_table("schedule").find("cosine | linear | wsd | constant"), std::string::npos);
+}
+
+TEST(Config, PresetsGiveTheirValuesUnderWhatIsGiven) {
+  const RunConfig smp = tiny({"fp8.preset=smp"}), te = tiny({"fp8.preset=te", "fp8.amax_history_len=16"});
+  EXPECT_EQ(smp.fp8.amax_history_len, 32);
+  EXPECT_EQ(smp.fp8.cold_start, ColdStart::one);
+  EXPECT_EQ(smp.fp8.weight_scaling, WeightScaling::delayed);
+  EXPECT_EQ(smp.fp8.all_gather, GatherType::bf16);
+  EXPECT_TRUE(smp.fp8.te_compat);
+  EXPECT_EQ(smp.precision.reduce_dtype, DType::bf16);
+  EXPECT_EQ(te.fp8.amax_history_len, 16);
+  EXPECT_EQ(tiny({"fp8.preset=te"}).fp8.amax_history_len, 1024);
+  EXPECT_EQ(te.precision.reduce_dtype, DType::f32);
+  EXPECT_EQ(tiny({"precision.reduce_dtype=fp32", "fp8.preset=smp"}).precision.reduce_dtype, DType::f32);
+  EXPECT_EQ(tiny().fp8.cold_start, ColdStart::current);
+}
+
+TEST(Config, NamesOfOtherProgramsRecipesAreAccepted) {
+  const Fp8Config fp8 = parse_config(R"({"model": {"preset": "tiny-llama"}, "fp8": {"fp8_format": "E4M3", "margin": 1,
+    "interval": 2, "fp8_amax_history_len": 8, "fp8_amax_compute_algo": "most_recent", "use_autocast_during_eval": true,
+    "override_linear_precision": [false, false, true], "use_mxfp8_block_scaling": false, "fp8_dpa": false}})",
+                                     "run.json")
+                            .fp8;
+  EXPECT_EQ(fp8.format, Fp8Format::e4m3);
+  EXPECT_EQ(fp8.amax_history_len, 8);
+  EXPECT_EQ(fp8.amax_compute_algo, AmaxAlgo::most_recent);
+  EXPECT_TRUE(fp8.eval);
+  EXPECT_TRUE((*fp8.override_linear_precision)[2]);
+  EXPECT_EQ(tiny({"fp8.reduce_amax=false"}).fp8.reduce_group, ReduceGroup::none);
+  EXPECT_FALSE(tiny({"fp8.reduce_group=none"}).fp8.reduce_amax);
+}
+
+TEST(Config, UnknownKeysAreRefusedWithASuggestion) {
+  EXPECT_EQ(refusal_of_text(R"({"modle": {}})"), "run.json: modle: unknown section or option; did you mean model?");
+  EXPECT_EQ(refusal_of_text(R"({"steps": 3})"),
+            "run.json: steps: unknown section or option; did you mean training.steps?");
+  EXPECT_EQ(refusal_of_text(R"({"training": {"lr": 3}})"),
+            "run.json: training.lr: unknown option; did you mean schedule.lr?");
+  EXPECT_EQ(refusal_of_text(R"({"training": {"steps": 3, "steps": 4}})"),
+            "run.json: training.steps stands twice; keep one of them");
+  EXPECT_EQ(refusal_of({"traning.steps=3"}),
+            "command line: traning: unknown section or option; did you mean training?");
+  EXPECT_EQ(refusal_of({"training.stpes=3"}),
+            "command line: training.stpes: unknown option; did you mean training.steps?");
+  EXPECT_EQ(refusal_of({"steps=3"}), "command line: steps: unknown section or option; did you mean training.steps?");
+}
+
+TEST(Config, BadValuesAreRefusedWithTheirPlace) {
+  EXPECT_EQ(refusal_of({"training.steps=ten"}), R"(command line: training.steps: expected an integer, got "ten")");
+  EXPECT_EQ(refusal_of({"training.steps"}),
+            R"(command line: "training.steps": expected section.key=value, for example training.steps=100)");
+  EXPECT_EQ(refusal_of({"device=cp"}), R"(command line: device: "cp" is none of auto | cuda | cpu; did you mean cpu?)");
+  EXPECT_EQ(refusal_of({"fp8.amax_history_len=0"}),
+            "command line: fp8.amax_history_len: 0 is out of range; it must be between 1 and 65536");
+  EXPECT_EQ(refusal_of({"fp8.amax_compute_algo=mean"}),
+            R"(command line: fp8.amax_compute_algo: "mean" is none of max | most_recent)");
+  EXPECT_EQ(refusal_of({"parallel.zero_stage=4"}),
+            "command line: parallel.zero_stage: 4 is out of range; it must be between 0 and 3");
+  EXPECT_EQ(refusal_of_text("[]"), "run.json: expected an object of sections, got []");
+  EXPECT_EQ(refusal_of_text(R"({"training": 3})"), "run.json: training: expected an object of options, got 3");
+  EXPECT_EQ(refusal_of_text("{}").find("run.json: model is missing; give"), 0u);
+  EXPECT_EQ(refusal_of_text("{\n\"training\": {,}}").find("run.json:2:14: syntax error"), 0u);
+  EXPECT_NE(refusal([] { load_config("absent.json"); }).find("absent.json"), std::string::npos);
+}
+
+TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
+  const auto expect = [](const std::vector<std::string>& overrides, const std::string& message, int64_t ranks = 0) {
+    const std::string refused = refusal_of(overrides, ranks);
+    EXPECT_EQ(refused.find("run.json: " + message), 0u) << message << "\n" << refused;
+  };
+  expect({"training.seq_len=257"},
+         "training.seq_len (257) is longer than the model's range: "
+         "model.max_position_embeddings is 256");
+  expect({"training.micro_batch_size=3"},
+         "training.global_batch_size (32) is no multiple of training.micro_batch_size (3)");
+  expect({"training.micro_batch_size=8"},
+         "training.global_batch_size (32) is no multiple of training.micro_batch_size (8) times 3 ranks", 3);
+  expect({"schedule.warmup_steps=100"},
+         "schedule.warmup_steps: a warm-up of 100 steps does not end within the 100 steps");
+  expect({"schedule.warmup_tokens=1e9"},
+         "schedule.warmup_tokens: a warm-up of 122071 steps does not end within the 100");
+  expect({"schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=51"},
+         "schedule.decay_steps: warm-up (50) and decay (51) exceed the 100 steps");
+  expect({"schedule.min_lr=1"}, "schedule.min_lr (1) is above schedule.lr (0.0003)");
+  expect({"data.train=[\"a\",\"b\"]", "data.weights=[1]"}, "data.weights has 1 entries for 2 of data.train");
+  expect({"precision.master_dtype=fp64"}, "precision.master_dtype: fp64 goes with precision.param_dtype fp64 only");
+  expect({"fp8.format=E5M2"}, "fp8.format: \"E5M2\" is not supported: no hardware multiplies E5M2 by E5M2; use HYBRID");
+  expect({"fp8.fp8_dpa=true"}, "fp8.fp8_dpa: attention in FP8 is not supported: on Hopper it is slower");
+  expect({"fp8.fp8_mha=true"}, "fp8.fp8_mha: attention in FP8 is not supported");
+  expect({"fp8.use_mxfp8_block_scaling=true"}, "fp8.use_mxfp8_block_scaling: block scaling needs Blackwell");
+  expect({"fp8.reduce_amax=false", "fp8.reduce_group=world"},
+         "fp8.reduce_amax (false) contradicts fp8.reduce_group (world); give one of them");
+  expect({"fp8.enabled=true", "precision.param_dtype=fp16"},
+         "fp8.enabled goes with precision.param_dtype bf16 or fp32, not with fp16");
+  expect({"fp8.enabled=true", "training.seq_len=250"},
+         "fp8.enabled: training.micro_batch_size times training.seq_len (250 tokens) is no multiple of 16");
+  expect({"fp8.enabled=true", "fp8.bf16_first_layers=2", "fp8.bf16_last_layers=2"},
+         "fp8.bf16_first_layers (2) and fp8.bf16_last_layers (2) leave none of the 4 blocks in FP8");
+  expect({"parallel.expert_parallel=2"}, "parallel.expert_parallel (2): the model has no experts");
+  expect({"parallel.shard_degree=3"}, "parallel.shard_degree (3) does not divide the 4 ranks of the run", 4);
+  expect({"memory.recompute_blocks=5"}, "memory.recompute_blocks (5) is more than the model's 4 blocks");
+  EXPECT_EQ(refusal_of({"fp8.enabled=true", "training.micro_batch_size=8"}, 4), "");
+}
+
+TEST(Config, ARunNeedsDataAndALength) {
+  EXPECT_EQ(refusal([] { require_training(tiny()); }).find("run.json: data.train is missing"), 0u);
+  EXPECT_EQ(refusal([] {
+              require_training(tiny({"data.train=a", "training.steps=0"}));
+            }).find("run.json: training.steps or training.tokens is missing"),
+            0u);
+  EXPECT_EQ(refusal([] { require_training(tiny({"data.train=a"})); }), "");
+}
+
+}  // namespace
+}  // namespace octet
