@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/lab.h"
+#include "ops/formulas.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -122,6 +123,43 @@ TEST(OpValues, Activations) {
   expect_near(y, swiglu);
   expect_near(exact, erf);
   expect_near(approximate, tanh);
+}
+
+// The cpu engine takes vectorising forms of what formulas.h says; in fp32 they agree to rounding, far tails included.
+TEST(OpValues, Fp32ActivationsAreTheSharedFormulas) {
+  Lab lab;
+  std::vector<float> x;
+  for (int i = -3000; i <= 3000; ++i) x.push_back(float(i) * 0.004f);
+  const int64_t F = int64_t(x.size());
+  const Tensor in = lab.of(x).as(DType::f32, {1, F}), y = lab.empty(DType::f32, {1, F});
+  const Tensor dy = lab.of(std::vector<float>(x.size(), 1)).as(DType::f32, {1, F});
+  const auto expect = [&](const char* name, auto&& formula) {
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double want = formula(double(x[i])), got = values(y.part(int64_t(i), {1}))[0];
+      EXPECT_NEAR(got, want, 1e-6 * std::fabs(want) + 1e-6 * std::min(1.0, std::fabs(double(x[i]))))
+          << name << ' ' << x[i];
+    }
+  };
+  gelu_forward(lab.stream(), {.plain = y}, in, Gelu::exact);
+  expect("gelu", [](double v) { return gelu(v); });
+  gelu_forward(lab.stream(), {.plain = y}, in, Gelu::tanh);
+  expect("gelu tanh", [](double v) { return gelu_tanh(v); });
+  gelu_backward(lab.stream(), {.plain = y}, dy, in, Gelu::exact);
+  expect("gelu'", [](double v) { return gelu_grad(v); });
+  gelu_backward(lab.stream(), {.plain = y}, dy, in, Gelu::tanh);
+  expect("gelu tanh'", [](double v) { return gelu_tanh_grad(v); });
+}
+
+TEST(OpValues, NanStaysNan) {
+  Lab lab;
+  const Tensor x = lab.of<float>({NAN, 1, 1, NAN}).as(DType::f32, {1, 4}), y = lab.empty(DType::f32, {1, 4});
+  gelu_forward(lab.stream(), {.plain = y}, x, Gelu::exact);
+  EXPECT_TRUE(std::isnan(y.ptr<float>()[0]) && !std::isnan(y.ptr<float>()[1]));
+  const Tensor s = lab.empty(DType::f32, {1, 2}), loss = lab.empty(DType::f32, {1});
+  swiglu_forward(lab.stream(), {.plain = s}, x);
+  EXPECT_TRUE(std::isnan(s.ptr<float>()[0]) && std::isnan(s.ptr<float>()[1]));
+  cross_entropy(lab.stream(), loss, x, lab.of<int32_t>({1}), 4, 1, Backward::yes);
+  EXPECT_TRUE(std::isnan(loss.ptr<float>()[0]) && std::isnan(x.ptr<float>()[1]));
 }
 
 TEST(OpValues, SwigluOfExtremeGatesIsFinite) {

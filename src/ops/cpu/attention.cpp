@@ -3,7 +3,7 @@
 // Forward is parallel over (b, h); backward over (b, g), because a group's query heads add to the same dk and dv, in
 // order.
 #include "ops/cpu/blas.h"
-#include "ops/cpu/rows.h"
+#include "ops/cpu/fast_math.h"
 #include "ops/ops.h"
 
 namespace octet::BACKEND {

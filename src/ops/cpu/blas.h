@@ -18,11 +18,12 @@ struct Extent {
   int64_t m, n, k;
 };
 
+void prepare_blas();
+
 // d (m,n) = alpha * a (m,k) @ b (k,n) + beta * d
 template <class R>
 void multiply(Extent e, R alpha, Matrix<const R> a, Matrix<const R> b, R beta, Matrix<R> d) {
-  // Once per process: from then on the library runs on the thread that calls it.
-  [[maybe_unused]] static const bool single = (openblas_set_num_threads(1), true);
+  prepare_blas();
   constexpr int64_t kLimit = int64_t{1} << 31;
   CHECK(std::max({e.m, e.n, e.k, a.ld, b.ld, d.ld}) < kLimit, "too large for OpenBLAS: ", e.m, " ", e.n, " ", e.k);
   if (e.m == 0 || e.n == 0) return;

@@ -31,6 +31,7 @@ template <class T>
 class Emit {
  public:
   using R = Real<T>;
+  static constexpr int64_t kRows = 32;  // that a thread takes at a time
   Emit(const Operand& y, int64_t rows, int64_t cols)
       : rows_(rows), cols_(cols), slot_(y.slot), scale_(y.slot.scale ? *y.slot.scale : 1) {
     for (const Tensor& t : {y.plain, y.q}) CHECK(!t || (t.rows() == rows && t.cols() == cols), t.shape);
@@ -42,18 +43,24 @@ class Emit {
     q_t_ = static_cast<uint8_t*>(y.q_t.data);
     if (y.scale_inv && y.slot.scale) *y.scale_inv = 1 / scale_;
   }
-  // codes: room for a row, of the calling thread; amax: its running maximum.
+  // Row n into plain and codes; codes: the row's in q, or room for it. amax: running maximum of the calling thread.
   void row(int64_t n, const R* v, uint8_t* codes, uint32_t& amax) const {
     if (slot_.amax) amax = std::max(amax, largest_magnitude(v, cols_));
-    if (q_ || q_t_) {
-      uint8_t* out = q_ ? q_ + n * cols_ : codes;
-      if (slot_.format == DType::e4m3) encode_row<e4m3>(out, v, cols_, scale_);
-      else encode_row<e5m2>(out, v, cols_, scale_);
-      if (q_t_)
-        for (int64_t c = 0; c < cols_; ++c) q_t_[c * rows_ + n] = out[c];
+    if (quantised()) {
+      if (slot_.format == DType::e4m3) encode_row<e4m3>(codes, v, cols_, scale_);
+      else encode_row<e5m2>(codes, v, cols_, scale_);
     }
     if (plain_) narrow(plain_ + n * cols_, v, cols_);
   }
+  // codes (count, cols) of rows n.., into the transposed form: cache line by cache line.
+  void transposed(int64_t n, int64_t count, const uint8_t* codes) const {
+    if (!q_t_) return;
+    for (int64_t c0 = 0; c0 < cols_; c0 += kRows)
+      for (int64_t c = c0; c < std::min(cols_, c0 + kRows); ++c)
+        for (int64_t i = 0; i < count; ++i) q_t_[c * rows_ + n + i] = codes[i * cols_ + c];
+  }
+  bool quantised() const { return q_ || q_t_; }
+  uint8_t* codes_at(int64_t n, uint8_t* own) const { return q_ ? q_ + n * cols_ : own; }
   void measured(uint32_t amax) const {
     if (slot_.amax) raise_to(slot_.amax, amax);
   }
@@ -71,15 +78,21 @@ class Emit {
 template <class T, class F>
 void emit_rows(const Operand& y, int64_t rows, int64_t cols, F&& fill) {
   const Emit<T> emit(y, rows, cols);
+  constexpr int64_t kRows = Emit<T>::kRows;
 #pragma omp parallel
   {
     const auto v = buffer<Real<T>>(cols);
-    const auto codes = buffer<uint8_t>(cols);
+    const auto own = buffer<uint8_t>(emit.quantised() ? kRows * cols : 0);
     uint32_t amax = 0;
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < rows; ++n) {
-      fill(n, v.get());
-      emit.row(n, v.get(), codes.get(), amax);
+    for (int64_t n0 = 0; n0 < rows; n0 += kRows) {
+      const int64_t count = std::min(kRows, rows - n0);
+      uint8_t* codes = emit.codes_at(n0, own.get());
+      for (int64_t i = 0; i < count; ++i) {
+        fill(n0 + i, v.get());
+        emit.row(n0 + i, v.get(), codes + i * cols, amax);
+      }
+      emit.transposed(n0, count, codes);
     }
     emit.measured(amax);
   }

@@ -89,7 +89,14 @@ void gemm_as(const GemmArgs& g) {
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t m = i / across * tile.m, n = i % across * tile.n;
       const Extent e{std::min(tile.m, M - m), std::min(tile.n, N - n), K};
-      multiply<R>(e, 1, a.rows(m, false), b.rows(n, true), 0, {product.get(), tile.n});
+      const auto am = a.rows(m, false), bn = b.rows(n, true);
+      if constexpr (std::is_same_v<D, R>) {  // nothing else to add: OpenBLAS writes d itself
+        if (!g.bias && !g.residual) {
+          multiply<R>(e, scale, am, bn, R(g.accumulate), {g.d.ptr<D>() + m * N + n, N});
+          continue;
+        }
+      }
+      multiply<R>(e, 1, am, bn, 0, {product.get(), tile.n});
       for (int64_t r = 0; r < e.m; ++r) finish.row((m + r) * N + n, n, product.get() + r * tile.n, e.n);
     }
   }

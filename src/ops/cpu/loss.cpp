@@ -1,5 +1,5 @@
 // Cross-entropy over a row of logits, and its gradient in place of the logits.
-#include "ops/cpu/rows.h"
+#include "ops/cpu/fast_math.h"
 
 namespace octet::BACKEND {
 

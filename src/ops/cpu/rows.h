@@ -86,30 +86,4 @@ R largest_of(const R* x, int64_t n) {  // passes over NaN
   return m;
 }
 
-// exp without a branch or a call, so that loops over rows vectorise: 2^n times a polynomial on [-ln2/2, ln2/2], about
-// 1 ulp; below -87 it is 0 (a weight of 1e-38 beside 1), above 88 infinite, NaN stays NaN.
-inline float fast_exp(float x) {
-  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low bits
-  const float t = x * 1.44269504f + kRound, n = t - kRound;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
-  const uint32_t power = (std::bit_cast<uint32_t>(t) << 23) + 0x3f800000u;
-  const float y = p * std::bit_cast<float>(power);
-  return x < -87.f ? 0.f : x > 88.f ? INFINITY : y;
-}
-inline double fast_exp(double x) { return std::exp(x); }
-
-// x[i] = exp(x[i] - shift); returns the sum.
-template <class R>
-R exp_row(R* x, int64_t n, R shift) {
-  for (int64_t i = 0; i < n; ++i) x[i] = fast_exp(x[i] - shift);
-  return lane_sum<R>(n, [=](int64_t i) { return x[i]; });
-}
-
 }  // namespace octet::BACKEND
