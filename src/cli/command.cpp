@@ -1,0 +1,41 @@
+// The list of commands, and the way from a command line to one of them.
+#include "cli/command.h"
+
+#include <cstdio>
+
+#include "base/json.h"
+
+namespace octet {
+
+std::vector<Command> commands() {
+  return {train_command(),  plan_command(),   tokenizer_command(), tokenize_command(),
+          import_command(), verify_command(), bench_command(),     help_command()};
+}
+
+int run_command(const std::vector<std::string>& words, Host* mpi) {
+  if (words.empty()) {
+    std::fputs(general_help().c_str(), stderr);
+    return 2;
+  }
+  std::string name = words[0];
+  if (name == "--help" || name == "-h") name = "help";
+  if (name == "--version") {
+    std::printf("octet %s\n", kVersion);
+    return 0;
+  }
+  std::vector<std::string> names;
+  for (const Command& command : commands()) {
+    names.push_back(command.name);
+    if (name != command.name) continue;
+    const std::vector<std::string> rest(words.begin() + 1, words.end());
+    for (const std::string& word : rest)
+      if (word == "--help" || word == "-h") {
+        std::fputs(help_of(command).c_str(), stdout);
+        return 0;
+      }
+    return command.run(Arguments(command, rest), mpi);
+  }
+  bad_input("unknown command ", name, did_you_mean(name, names), "\nSee octet help");
+}
+
+}  // namespace octet

@@ -1,0 +1,74 @@
+#pragma once
+// A command of `octet`: what it takes, what help says of it, and what it does. One file each; command.cpp lists them.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "host/host.h"
+
+namespace octet {
+
+inline constexpr const char* kVersion = "0.1.0";
+
+// What a command's run returns besides 0; errors are 2 and 3 (base/check.h).
+inline constexpr int kBeyondTolerance = 1;  // verify: something differs by more than its tolerance
+inline constexpr int kEndedBySignal = 4;    // train: saved, and ended by SIGTERM or SIGINT before its last step
+
+struct OptionSpec {
+  const char* name;
+  const char* value;  // "N", what stands for its value in help; "" for a switch
+  const char* help;
+  const char* otherwise = "";  // its value where it is not given
+  bool repeats = false;        // takes all words up to the next option, and may be given again
+};
+
+class Arguments;
+struct Command {
+  const char *name, *usage, *summary;
+  std::vector<OptionSpec> options;
+  const char* more;                         // notes and examples
+  int (*run)(const Arguments&, Host* mpi);  // mpi: the ranks of mpirun; null when started alone. Returns the exit code.
+};
+
+// The words behind a command, by its options. What it does not take is an InputError.
+class Arguments {
+ public:
+  Arguments(const Command& command, const std::vector<std::string>& words);
+  bool has(const std::string& option) const;
+  std::string text(const std::string& option) const;  // as given last, or its `otherwise`
+  int64_t integer(const std::string& option, int64_t least) const;
+  double number(const std::string& option) const;
+  std::vector<std::string> all(const std::string& option) const;    // of one that repeats
+  const std::vector<std::string>& words() const { return words_; }  // that belong to no option
+  void expect_words(size_t least, size_t most) const;
+  [[noreturn]] void refuse(const std::string& why) const;  // and points to the command's help
+
+ private:
+  const OptionSpec& spec(const std::string& option) const;
+  const Command& command_;
+  std::vector<std::pair<std::string, std::string>> given_;
+  std::vector<std::string> words_;
+};
+
+// Splits the words into leading ones and section.key=value behind them.
+struct Words {
+  std::vector<std::string> leading, changes;
+};
+Words split_changes(const std::vector<std::string>& words);
+
+std::vector<Command> commands();
+int run_command(const std::vector<std::string>& words, Host* mpi);  // of the whole command line
+
+Command train_command();
+Command plan_command();
+Command tokenizer_command();
+Command tokenize_command();
+Command import_command();
+Command verify_command();
+Command bench_command();
+Command help_command();
+std::string general_help();
+std::string help_of(const Command& command);
+
+}  // namespace octet

@@ -1,0 +1,92 @@
+// octet help: of the program, of a command, of the options of a config.
+#include <algorithm>
+#include <cstdio>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "config/config.h"
+
+namespace octet {
+namespace {
+
+std::string padded(std::string text, size_t width) {
+  text.resize(std::max(text.size() + 2, width), ' ');
+  return text;
+}
+
+int help_config(const std::string& section) {
+  const std::string table = option_table(section);
+  if (table.empty()) {
+    std::vector<std::string> sections;
+    for (const OptionLine& line : all_options()) {
+      const std::string own = line.path.substr(0, line.path.find('.'));
+      if (sections.empty() || sections.back() != own) sections.push_back(own);
+    }
+    std::string list;
+    for (const std::string& s : sections) list += (list.empty() ? "" : ", ") + s;
+    bad_input("no section ", section, did_you_mean(section, sections), "\nSections: ", list);
+  }
+  std::printf("%s", table.c_str());
+  if (section.empty())
+    std::printf(
+        "\nA config is a JSON file (comments are allowed) of these sections; section.key=value on a command line\n"
+        "changes one option. Examples: configs/*.json.\n");
+  return 0;
+}
+
+int help(const Arguments& arguments, Host*) {
+  arguments.expect_words(0, 2);
+  const std::vector<std::string>& words = arguments.words();
+  if (words.empty()) {
+    std::fputs(general_help().c_str(), stdout);
+    return 0;
+  }
+  if (words[0] == "config") return help_config(words.size() > 1 ? words[1] : "");
+  std::vector<std::string> names{"config"};
+  for (const Command& command : commands()) {
+    names.push_back(command.name);
+    if (words[0] != command.name) continue;
+    arguments.expect_words(1, 1);
+    std::fputs(help_of(command).c_str(), stdout);
+    return 0;
+  }
+  bad_input("no command ", words[0], did_you_mean(words[0], names), "\nSee octet help");
+}
+
+}  // namespace
+
+std::string general_help() {
+  std::string text = "octet pretrains Llama models on NVIDIA GPUs or on a CPU.\n\nusage: octet COMMAND ...\n\n";
+  for (const Command& c : commands()) text += "  " + padded(c.name, 12) + c.summary + "\n";
+  return text +
+         "\nFrom text to a model:\n"
+         "  octet tokenizer --input text/*.txt --vocab-size 2048 --out tokenizer.model\n"
+         "  octet tokenize --tokenizer tokenizer.model --input text/*.txt --out train.tokens\n"
+         "  octet train configs/tiny_llama.json data.train=train.tokens\n"
+         "\n"
+         "octet help COMMAND explains a command, octet help config lists the options of a config.\n"
+         "Exit codes: 0 done; 1 octet verify found a difference; 2 the input is wrong; 3 the machine or octet failed;\n"
+         "4 octet train saved and ended on a signal.\n";
+}
+
+std::string help_of(const Command& c) {
+  std::string text = concat("octet ", c.name, ": ", c.summary, "\n\nusage: octet ", c.name, " ", c.usage, "\n");
+  if (!c.options.empty()) text += "\n";
+  for (const OptionSpec& o : c.options) {
+    text += "  " + padded(concat("--", o.name, *o.value ? " " : "", o.value), 24) + o.help;
+    if (*o.otherwise) text += concat(" (default ", o.otherwise, ")");
+    text += "\n";
+  }
+  return text + "\n" + c.more;
+}
+
+Command help_command() {
+  return {.name = "help",
+          .usage = "[COMMAND | config [SECTION]]",
+          .summary = "explain a command, or the options of a config",
+          .options = {},
+          .more = "  octet help train\n  octet help config optimizer\n",
+          .run = help};
+}
+
+}  // namespace octet

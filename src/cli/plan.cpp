@@ -1,0 +1,187 @@
+// octet plan: memory, work and schedule of a run, by the plan engine. No GPU and no data are needed.
+#include "cli/plan.h"
+
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "cli/ranks.h"
+#include "config/schedule.h"
+
+namespace octet {
+namespace {
+
+struct Card {
+  const char* name;
+  Target target;
+  double bytes;  // that a program finds; 0: as many as the machine has
+};
+constexpr double kGiB = 1024. * 1024. * 1024.;
+constexpr Card kCards[] = {
+    {"cpu", {}, 0},
+    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108, .cudnn = true}, 79.2 * kGiB},
+    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132, .cudnn = true}, 79.1 * kGiB},
+    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132, .cudnn = true}, 139.7 * kGiB},
+};
+
+Card card_of(const Arguments& arguments, const RunConfig& config) {
+  std::string name = arguments.text("target");
+  if (name.empty()) name = config.device == DeviceKind::cpu ? "cpu" : "h200";
+  std::vector<std::string> names;
+  for (Card card : kCards) {
+    names.push_back(card.name);
+    if (name != card.name) continue;
+    card.target.deterministic = !card.target.cuda || config.training.deterministic;
+    card.target.cudnn = card.target.cudnn && config.model.attention != AttentionKind::native;
+    if (config.fp8.enabled && !card.target.fp8())
+      bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",
+                card.target.compute_capability % 10, "; FP8 needs 8.9 or more. Set fp8.enabled=false");
+    return card;
+  }
+  arguments.refuse(concat("--target ", name, ": expected cpu, a100, h100 or h200", did_you_mean(name, names)));
+}
+
+json describe(const RunConfig& config, int64_t ranks, const Card& card) {
+  const PlanResult plan = plan::engine().plan(config, int(ranks), card.target);
+  const TokenFlops flops = token_flops(config, ranks, card.target, plan);
+  json memory = json::object(), work = json::object();
+  for (size_t i = 0; i < kMemoryNames.size(); ++i) memory[kMemoryNames[i]] = plan.memory.bytes[i];
+  for (size_t k = 0; k < plan.work.size(); ++k) {
+    const Work& w = plan.work[k];
+    if (w.calls) work[name_of(Kernel(k))] = {{"calls", w.calls}, {"flops", w.flops}, {"bytes", w.bytes}};
+  }
+  const int64_t tokens = tokens_per_step(config), steps = total_steps(config);
+  const ScheduleConfig& s = config.schedule;
+  return {{"parameters", plan.parameters},
+          {"target", card.name},
+          {"ranks", ranks},
+          {"memory_bytes", memory},
+          {"total_bytes", plan.memory.total()},
+          {"card_bytes", int64_t(card.bytes)},
+          {"flops_per_token", {{"causal", std::llround(flops.causal)}, {"full", std::llround(flops.full)}}},
+          {"work", work},
+          {"schedule",
+           {{"steps", steps},
+            {"tokens", steps * tokens},
+            {"kind", s.kind.chosen()},
+            {"lr", *s.lr},
+            {"min_lr", *s.min_lr},
+            {"warmup_steps", warmup_steps(s, tokens)}}},
+          {"batch",
+           {{"sequences", *config.training.global_batch_size},
+            {"seq_len", *config.training.seq_len},
+            {"tokens", tokens},
+            {"micro_batches", micro_steps(config, ranks)},
+            {"micro_batch_size", *config.training.micro_batch_size}}},
+          {"precision", plan.precision}};
+}
+
+// Blocks differ in their number alone: "model.layers.7.x" and its like in other blocks are one line.
+void print_precision(const json& lines) {
+  std::vector<std::pair<std::string, int>> groups;
+  for (const json& item : lines) {
+    std::string line = item.get<std::string>();
+    const size_t layers = line.find("layers.");
+    if (layers != std::string::npos) {
+      const size_t begin = layers + 7, end = line.find_first_not_of("0123456789", begin);
+      if (end != std::string::npos && end > begin) line.replace(begin, end - begin, "*");
+    }
+    bool known = false;
+    for (auto& [text, count] : groups)
+      if (text == line) known = true, ++count;
+    if (!known) groups.emplace_back(line, 1);
+  }
+  for (const auto& [line, count] : groups) {
+    std::printf("  %s", line.c_str());
+    if (count > 1) std::printf("  (%d times)", count);
+    std::printf("\n");
+  }
+}
+
+void print_memory(const json& plan) {
+  std::printf("\nmemory of each rank\n");
+  for (const auto& [name, bytes] : plan["memory_bytes"].items())
+    std::printf("  %-18s %12s\n", name.c_str(), human_bytes(bytes.get<double>()).c_str());
+  const double total = plan["total_bytes"], card = plan["card_bytes"];
+  std::printf("  %-18s %12s", "total", human_bytes(total).c_str());
+  if (card > 0)
+    std::printf(" of the %s that %s has: %s", human_bytes(card).c_str(), plan["target"].get<std::string>().c_str(),
+                total < card ? "fits" : "DOES NOT FIT");
+  std::printf("\n");
+  if (card > 0 && total >= card)
+    std::printf(
+        "  Lower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
+        "(parallel.zero_stage, more ranks),\n  or store moments in bf16 (precision.moment_dtype).\n");
+}
+
+void print_schedule(const json& plan) {
+  const json &s = plan["schedule"], &b = plan["batch"];
+  const auto count = [](const json& n) { return with_commas(n.get<int64_t>()); };
+  std::printf("\nschedule\n");
+  if (s["steps"] == 0) std::printf("  steps              not given (training.steps or training.tokens)\n");
+  else std::printf("  steps              %s, %s tokens\n", count(s["steps"]).c_str(), count(s["tokens"]).c_str());
+  std::printf("  learning rate      %s: warm-up of %s steps to %g, then down to %g\n",
+              s["kind"].get<std::string>().c_str(), count(s["warmup_steps"]).c_str(), s["lr"].get<double>(),
+              s["min_lr"].get<double>());
+  std::printf("  step               %s sequences of %s tokens: %s tokens, %s micro-batches of %s on each rank\n",
+              count(b["sequences"]).c_str(), count(b["seq_len"]).c_str(), count(b["tokens"]).c_str(),
+              count(b["micro_batches"]).c_str(), count(b["micro_batch_size"]).c_str());
+}
+
+void print(const json& plan) {
+  const auto count = [](const json& n) { return with_commas(n.get<int64_t>()); };
+  std::printf("parameters           %s\n", count(plan["parameters"]).c_str());
+  std::printf("planned for          %s, %s %s\n", plan["target"].get<std::string>().c_str(),
+              count(plan["ranks"]).c_str(), plan["ranks"] == 1 ? "rank" : "ranks");
+  const json& flops = plan["flops_per_token"];
+  std::printf("FLOPs per token      %s causal, %s full\n", count(flops["causal"]).c_str(),
+              count(flops["full"]).c_str());
+  print_memory(plan);
+  print_schedule(plan);
+  std::printf("\nwork of a step on each rank    calls        TFLOP           GB\n");
+  for (const auto& [name, w] : plan["work"].items())
+    std::printf("  %-22s %11s %12.3f %12.3f\n", name.c_str(), count(w["calls"]).c_str(),
+                w["flops"].get<double>() / 1e12, w["bytes"].get<double>() / 1e9);
+  if (plan["precision"].empty()) return;
+  std::printf("\nprecision of the products\n");
+  print_precision(plan["precision"]);
+}
+
+int run_plan(const Arguments& arguments, Host* mpi) {
+  const Words words = split_changes(arguments.words());
+  if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
+  if (mpi && mpi->rank()) return 0;
+  return show_plan(arguments, load_config(words.leading[0], words.changes), count_ranks(arguments, mpi));
+}
+
+}  // namespace
+
+std::vector<OptionSpec> plan_options() {
+  return {kRanksOption,
+          {"target", "CARD", "cpu, a100, h100 or h200: what to plan for (default cpu where device is cpu, else h200)"},
+          {"json", "", "print the plan as JSON"}};
+}
+
+int show_plan(const Arguments& arguments, const RunConfig& config, int64_t ranks) {
+  validate(config, ranks);
+  const json plan = describe(config, ranks, card_of(arguments, config));
+  if (arguments.has("json")) std::printf("%s\n", plan.dump().c_str());
+  else print(plan);
+  return 0;
+}
+
+Command plan_command() {
+  return {.name = "plan",
+          .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
+          .summary = "show what a run needs: memory, FLOPs, schedule",
+          .options = plan_options(),
+          .more =
+              "The same as octet train --dry-run. Neither a GPU nor data files are needed.\n\n"
+              "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
+              "  octet plan configs/llama_1b.json --target a100 --json\n",
+          .run = run_plan};
+}
+
+}  // namespace octet

@@ -1,0 +1,11 @@
+#pragma once
+// The plan of a run, shown: `octet plan` and `octet train --dry-run`.
+#include "cli/command.h"
+#include "config/config.h"
+
+namespace octet {
+
+std::vector<OptionSpec> plan_options();
+int show_plan(const Arguments& arguments, const RunConfig& config, int64_t ranks);
+
+}  // namespace octet

@@ -1,0 +1,67 @@
+#include "cli/ranks.h"
+
+#include "base/log.h"
+
+namespace octet {
+
+const Engine& choose_engine(const RunConfig& config) {
+  const Engine& gpu = gpu::engine();
+  if (config.device == DeviceKind::cpu || (config.device == DeviceKind::automatic && !gpu.available()))
+    return cpu::engine();
+  if (!gpu.available()) gpu.target();  // a build without the gpu engine says so
+  if (!gpu.available())
+    bad_input("device is cuda, but no CUDA device was found: check the driver with nvidia-smi, or set device=cpu");
+  return gpu;
+}
+
+Target target_of(const Engine& engine, const RunConfig& config) {
+  Target target = engine.target();
+  target.deterministic = !target.cuda || config.training.deterministic;
+  if (target.cuda && !target.cudnn && config.model.attention == AttentionKind::cudnn)
+    bad_input("model.attention is cudnn, but this executable was built without cuDNN: set model.attention=native");
+  target.cudnn = target.cudnn && config.model.attention != AttentionKind::native;
+  if (config.fp8.enabled && !target.fp8())
+    bad_input("fp8.enabled: this card has compute capability ", target.compute_capability / 10, ".",
+              target.compute_capability % 10, "; FP8 needs 8.9 or more (Ada, Hopper). Set fp8.enabled=false");
+  return target;
+}
+
+Planner planner_for(const Target& target, int ranks) {
+  return [=](const RunConfig& config) { return plan::engine().plan(config, ranks, target); };
+}
+
+int64_t count_ranks(const Arguments& arguments, const Host* mpi) {
+  const int64_t asked = arguments.integer("ranks", 1);
+  if (!mpi) return asked;
+  if (arguments.has("ranks") && asked != mpi->size())
+    bad_input("--ranks ", asked, ", but ", mpi->size(), " ranks were started by mpirun: leave --ranks out");
+  return mpi->size();
+}
+
+void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body) {
+  if (mpi) return body(*mpi);
+  if (ranks > 1) return run_threads(int(ranks), body);
+  LoneHost alone;
+  body(alone);
+}
+
+void log_as(const RunConfig& config, const Host* mpi) {
+  start_logging({.rank = mpi ? mpi->rank() : 0, .ranks = mpi ? mpi->size() : 1, .level = config.log.level});
+}
+
+TokenFlops token_flops(const RunConfig& config, int64_t ranks, const Target& target, const PlanResult& plan) {
+  WorkLog work = plan.work;
+  if (config.memory.recompute_blocks > 0) {  // what is computed twice is needed once
+    RunConfig once = config;
+    once.memory.recompute_blocks.set(0);
+    work = plan::engine().plan(once, int(ranks), target).work;
+  }
+  const double tokens = double(tokens_per_step(config)) / double(ranks);
+  TokenFlops flops;
+  for (const Work& w : work) flops.causal += w.flops / tokens;
+  flops.full = flops.causal;
+  for (Kernel k : {Kernel::attention_forward, Kernel::attention_backward}) flops.full += work[size_t(k)].flops / tokens;
+  return flops;
+}
+
+}  // namespace octet

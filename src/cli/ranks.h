@@ -1,0 +1,27 @@
+#pragma once
+// On what a command runs: the engine and its target, and the ranks.
+#include <functional>
+
+#include "cli/command.h"
+#include "host/engine.h"
+
+namespace octet {
+
+const Engine& choose_engine(const RunConfig& config);
+Target target_of(const Engine& engine, const RunConfig& config);  // refuses what its card cannot do
+Planner planner_for(const Target& target, int ranks);
+
+int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun, or of --ranks
+// The ranks of mpirun, or `ranks` threads, or this process alone.
+void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body);
+void log_as(const RunConfig& config, const Host* mpi);
+
+inline constexpr OptionSpec kRanksOption{"ranks", "N", "ranks as threads of this process (else: those of mpirun)", "1"};
+
+// FLOPs that the model needs for a token, recomputation not counted.
+struct TokenFlops {
+  double causal = 0, full = 0;  // full: attention without regard to the mask, as many papers count
+};
+TokenFlops token_flops(const RunConfig& config, int64_t ranks, const Target& target, const PlanResult& plan);
+
+}  // namespace octet

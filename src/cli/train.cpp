@@ -1,0 +1,59 @@
+// octet train: a run, or with --dry-run its plan.
+#include <cstdio>
+
+#include "base/log.h"
+#include "cli/plan.h"
+#include "cli/ranks.h"
+
+namespace octet {
+namespace {
+
+int train(const Arguments& arguments, Host* mpi) {
+  Words words = split_changes(arguments.words());
+  if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
+  if (arguments.has("resume")) words.changes.push_back("checkpoint.resume=" + arguments.text("resume"));
+  const RunConfig config = load_config(words.leading[0], words.changes);
+  const int64_t ranks = count_ranks(arguments, mpi);
+  if (arguments.has("dry-run")) return mpi && mpi->rank() ? 0 : show_plan(arguments, config, ranks);
+  for (const char* option : {"json", "target"})
+    if (arguments.has(option)) arguments.refuse(concat("--", option, " goes with --dry-run"));
+
+  require_training(config);
+  validate(config, ranks);
+  log_as(config, mpi);
+  const Engine& engine = choose_engine(config);
+  const Planner planner = planner_for(target_of(engine, config), int(ranks));
+  TrainResult result;
+  on_ranks(mpi, ranks, [&](Host& host) {
+    const TrainResult mine = engine.train(config, host, planner);
+    if (host.rank() == 0 || mpi) result = mine;
+  });
+  if (result.end != TrainResult::End::signalled) return 0;
+  log_info("ended by a signal after step ", result.step,
+           result.checkpoint.empty() ? "; nothing was saved: checkpoint.dir is empty"
+                                     : "; the same command with --resume auto continues");
+  return kEndedBySignal;
+}
+
+}  // namespace
+
+Command train_command() {
+  std::vector<OptionSpec> options{
+      {"resume", "auto|PATH|none", "continue from the newest checkpoint, from this one, or start anew", "auto"},
+      {"dry-run", "", "print the plan of the run instead: no GPU and no data are needed"}};
+  for (const OptionSpec& o : plan_options()) options.push_back(o);
+  return {.name = "train",
+          .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
+          .summary = "train a model, or continue training it",
+          .options = options,
+          .more =
+              "SIGTERM and SIGINT save a checkpoint and end the run with exit code 4.\n\n"
+              "  octet train configs/tiny_llama.json\n"
+              "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"
+              "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"
+              "  mpirun -np 8 octet train configs/llama2_7b.json parallel.zero_stage=3\n"
+              "  octet train configs/tiny_llama.json --resume out/tiny_llama/step-00000200\n",
+          .run = train};
+}
+
+}  // namespace octet

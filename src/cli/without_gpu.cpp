@@ -1,0 +1,26 @@
+// In the place of the gpu engine, where nvcc was not found. Whatever is asked of it answers with what is missing.
+#include "base/check.h"
+#include "host/engine.h"
+
+namespace octet::gpu {
+namespace {
+template <class Result, class... Given>
+Result absent(Given...) {
+  bad_input("this executable was built without the gpu engine: install the CUDA toolkit (nvcc, cuBLAS), configure and ",
+            "build again, or set device=cpu");
+}
+}  // namespace
+
+const Engine& engine() {
+  static const Engine none{
+      .name = "gpu",
+      .available = [] { return false; },
+      .target = absent<Target>,
+      .plan = absent<PlanResult, const RunConfig&, int, const Target&>,
+      .train = absent<TrainResult, const RunConfig&, Host&, const Planner&>,
+      .verify = absent<std::vector<VerifyLine>, const RunConfig&, Host&, const Planner&, const VerifyRequest&>,
+      .bench = absent<BenchResult, const RunConfig&, Host&, const Planner&, const BenchRequest&>};
+  return none;
+}
+
+}  // namespace octet::gpu

@@ -1,0 +1,32 @@
+// octet: argv to command; the only try/catch.
+#include <cstdio>
+#include <cxxopts.hpp>
+#include <memory>
+#include <new>
+
+#include "base/check.h"
+#include "cli/command.h"
+
+int main(int argc, char** argv) {
+  using namespace octet;
+  std::unique_ptr<Host> mpi;  // outlives a failure, to tell its rank and to end the others
+  std::string message;
+  int code = 3;
+  try {
+    mpi = mpi_host(&argc, &argv);
+    return run_command({argv + 1, argv + argc}, mpi.get());
+  } catch (const Error& e) {
+    message = e.what();
+    code = e.exit_code();
+  } catch (const cxxopts::exceptions::exception& e) {
+    message = concat(e.what(), "\nSee octet help ", argc > 1 ? argv[1] : "");
+    code = 2;
+  } catch (const std::bad_alloc&) { message = "out of memory"; } catch (const std::exception& e) {
+    message = e.what();
+  }
+  std::fflush(stdout);
+  const std::string rank = mpi && mpi->size() > 1 ? concat("rank ", mpi->rank(), ": ") : "";
+  std::fprintf(stderr, "%soctet: %s\n", rank.c_str(), message.c_str());
+  if (mpi) mpi->abort(code);
+  return code;
+}
