@@ -1,0 +1,65 @@
+// What is wrong with a config or an override is refused with its place, before anything is computed.
+#include "cli/run.h"
+
+namespace octet {
+namespace {
+
+const std::string kTiny = CONFIGS "/tiny_llama.json";
+
+Ran with_config(const std::string& text) {
+  const Scratch folder;
+  return octet_says({"train", folder.write("c.json", text)});
+}
+
+}  // namespace
+
+TEST(ConfigErrors, MissingFile) { expect_refused(octet_says({"train", "no/such.json"}), {"no/such.json"}); }
+
+TEST(ConfigErrors, UnknownKeysHaveSuggestions) {
+  expect_refused(octet_says({"train", kTiny, "training.stepps=5"}),
+                 {"training.stepps", "did you mean", "training.steps"});
+  expect_refused(octet_says({"train", kTiny, "steps=5"}), {"steps", "training.steps"});
+  expect_refused(with_config(R"({"model": {"preset": "tiny-llama"}, "trainig": {"steps": 5}})"),
+                 {"c.json", "trainig", "training"});
+  expect_refused(with_config(R"({"model": {"preset": "tiny-lama"}})"), {"tiny-lama", "tiny-llama"});
+}
+
+TEST(ConfigErrors, MistypedValues) {
+  expect_refused(octet_says({"train", kTiny, "training.steps=many"}),
+                 {"training.steps", "expected an integer", "many"});
+  expect_refused(octet_says({"train", kTiny, "schedule.lr=-1"}), {"schedule.lr", "out of range"});
+  expect_refused(octet_says({"train", kTiny, "device=tpu"}), {"device", "tpu"});
+  expect_refused(octet_says({"train", kTiny, "--dry-run", "extra.json"}), {"give one config file"});
+  expect_refused(octet_says({"train", kTiny, "training.steps=5", "nonsense"}), {"nonsense", "section.key=value"});
+}
+
+TEST(ConfigErrors, DuplicateKeysAndBrokenJson) {
+  expect_refused(with_config(R"({"training": {"steps": 5, "steps": 6}})"), {"c.json", "steps"});
+  expect_refused(with_config("{\n  \"training\": {\"steps\": }\n}"), {"c.json", "line 2"});
+}
+
+TEST(ConfigErrors, MissingKeys) {
+  expect_refused(with_config(R"({"training": {"steps": 5}})"), {"model is missing"});
+  expect_refused(with_config(R"({"model": {"preset": "tiny-llama"}, "training": {"steps": 5}})"),
+                 {"data.train is missing", "octet tokenize"});
+  expect_refused(with_config(R"({"model": {"preset": "tiny-llama"}, "data": {"train": "x.tokens"}})"),
+                 {"training.steps or training.tokens is missing"});
+}
+
+TEST(ConfigErrors, OptionsThatContradict) {
+  expect_refused(octet_says({"train", kTiny, "training.seq_len=512"}), {"training.seq_len", "256"});
+  expect_refused(octet_says({"train", kTiny, "--ranks", "3"}), {"global_batch_size", "3 ranks"});
+  expect_refused(octet_says({"train", kTiny, "--json"}), {"--json goes with --dry-run"});
+}
+
+TEST(ConfigErrors, MissingTokenFile) {
+  expect_refused(octet_says({"train", kTiny, "data.train=no/such.tokens"}), {"no/such.tokens"});
+}
+
+TEST(ConfigErrors, DeviceThatIsNotThere) {
+  const Ran r = octet_says({"bench", kTiny, "device=cuda", "--steps", "1", "--warmup", "0"});
+  if (r.code == 0) GTEST_SKIP() << "there is a GPU";
+  expect_refused(r, {"device=cpu"});
+}
+
+}  // namespace octet

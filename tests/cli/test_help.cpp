@@ -1,0 +1,48 @@
+// octet explains itself, and refuses what it does not know with a hint.
+#include "cli/run.h"
+
+namespace octet {
+
+TEST(Help, ListsEveryCommand) {
+  const Ran r = octet_says({"help"});
+  expect_done(r, {"train", "plan", "tokenizer", "tokenize", "import", "verify", "bench", "Exit codes"});
+  EXPECT_EQ(octet_says({"--help"}).out, r.out);
+  EXPECT_EQ(octet_says({}).err, r.out);
+  EXPECT_EQ(octet_says({}).code, 2);
+}
+
+TEST(Help, OfACommandShowsOptionsDefaultsAndExamples) {
+  const Ran r = octet_says({"help", "tokenizer"});
+  expect_done(r, {"usage: octet tokenizer", "--vocab-size N", "(default 32000)", "  octet tokenizer --input"});
+  EXPECT_EQ(octet_says({"tokenizer", "--help"}).out, r.out);
+}
+
+TEST(Help, OfTheConfigListsOptions) {
+  expect_done(octet_says({"help", "config"}), {"training.steps", "optimizer.beta2", "model.preset"});
+  const Ran one = octet_says({"help", "config", "optimizer"});
+  expect_done(one, {"optimizer.beta2 = 0.95"});
+  EXPECT_FALSE(has(one.out, "training.steps")) << one;
+  expect_refused(octet_says({"help", "config", "optimiser"}), {"optimiser", "did you mean", "optimizer"});
+}
+
+TEST(Help, Version) { expect_done(octet_says({"--version"}), {"octet "}); }
+
+TEST(CommandLine, UnknownCommandsAndOptionsAreRefusedWithASuggestion) {
+  expect_refused(octet_says({"trian"}), {"unknown command trian", "did you mean", "train", "octet help"});
+  expect_refused(octet_says({"help", "verfy"}), {"verfy", "did you mean", "verify"});
+  expect_refused(octet_says({"train", "c.json", "--resum", "auto"}),
+                 {"unknown option --resum", "did you mean", "--resume", "octet help train"});
+  expect_refused(octet_says({"bench", "-x"}), {"unknown option -x", "octet help bench"});
+}
+
+TEST(CommandLine, MissingAndMistypedValuesAreRefused) {
+  expect_refused(octet_says({"train", "c.json", "--resume"}), {"resume", "octet help train"});
+  expect_refused(octet_says({"train"}), {"give one config file", "usage: octet train CONFIG.json"});
+  expect_refused(octet_says({"tokenize", "--tokenizer", "t", "--out", "o"}), {"--input is missing"});
+  expect_refused(octet_says({"tokenizer", "--input", "x", "--out", "o", "--vocab-size", "many"}),
+                 {"--vocab-size many", "whole number"});
+  expect_refused(octet_says({"tokenizer", "more", "--input", "x", "--out", "o"}), {"unexpected word", "more"});
+  expect_refused(octet_says({"bench", CONFIGS "/tiny_llama.json", "--steps", "0"}), {"--steps 0", "1 or more"});
+}
+
+}  // namespace octet

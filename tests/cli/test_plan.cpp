@@ -1,0 +1,61 @@
+// A plan shows what a run needs, without a GPU and without data.
+#include "cli/run.h"
+
+namespace octet {
+
+TEST(Plan, Llama2SevenBillion) {
+  const Ran r = octet_says({"train", CONFIGS "/llama2_7b.json", "--dry-run"});
+  expect_done(r, {"6,738,415,616", "42,863,689,728 causal", "46,084,915,200 full", "weights", "optimizer", "total",
+                  "steps              152,588", "attention backward"});
+  EXPECT_EQ(octet_says({"plan", CONFIGS "/llama2_7b.json"}).out, r.out);
+}
+
+TEST(Plan, FlopsATokenDoNotCountRecomputation) {
+  const auto flops = [](const std::string& blocks) {
+    const Ran r = octet_says({"plan", CONFIGS "/llama2_7b.json", "memory.recompute_blocks=" + blocks, "--json"});
+    expect_done(r);
+    return json::parse(r.out)["flops_per_token"]["causal"].get<int64_t>();
+  };
+  EXPECT_EQ(flops("32"), 42863689728);
+  EXPECT_EQ(flops("0"), 42863689728);
+}
+
+TEST(Plan, EveryConfigCanBePlanned) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(CONFIGS)) {
+    const Ran r = octet_says({"plan", entry.path(), "--ranks", "8", "training.global_batch_size=128", "--json"});
+    expect_done(r);
+    const json plan = json::parse(r.out);
+    EXPECT_GT(plan["parameters"], 0) << entry.path();
+    EXPECT_GT(plan["total_bytes"], 0) << entry.path();
+    EXPECT_EQ(plan["ranks"], 8) << entry.path();
+    ++count;
+  }
+  EXPECT_GE(count, 6);
+}
+
+TEST(Plan, MemoryIsTheSumOfItsCategoriesAndFallsWithRanks) {
+  const auto plan = [](const std::string& ranks) {
+    return json::parse(
+        octet_says({"plan", CONFIGS "/llama_1b.json", "--ranks", ranks, "parallel.zero_stage=3", "--json"}).out);
+  };
+  const json one = plan("1"), four = plan("4");
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : one["memory_bytes"].items()) sum += bytes.get<int64_t>();
+  EXPECT_EQ(sum, one["total_bytes"].get<int64_t>());
+  EXPECT_LT(four["memory_bytes"]["optimizer"].get<double>(), 0.3 * one["memory_bytes"]["optimizer"].get<double>());
+}
+
+TEST(Plan, SaysWhatDoesNotFitAndWhatToDo) {
+  expect_done(octet_says({"plan", CONFIGS "/llama2_70b.json", "--target", "a100"}),
+              {"DOES NOT FIT", "memory.recompute_blocks"});
+}
+
+TEST(Plan, RefusesWhatTheCardCannotDo) {
+  expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--target", "a100", "fp8.enabled=true"}),
+                 {"compute capability 8.0", "fp8.enabled=false"});
+  expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--target", "h300"}), {"h300", "h200"});
+  expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--ranks", "7"}), {"global_batch_size", "7 ranks"});
+}
+
+}  // namespace octet

@@ -1,0 +1,133 @@
+// From text to a resumed run, by the commands alone; and what ends or damages a run.
+#include <chrono>
+#include <thread>
+
+#include "cli/tiny_run.h"
+
+namespace octet {
+
+TEST(Train, LearnsFromTextAndSaves) {
+  const TinyRun tiny;
+  const Ran r = tiny.train({"training.steps=30", "checkpoint.every=0", "data.validation_fraction=0.1"});
+  expect_done(r, {"step 30/30", "validation loss", "saved " + tiny.path("run/step-00000030")});
+  const std::vector<double> losses = tiny.losses();
+  ASSERT_EQ(losses.size(), 30u);
+  EXPECT_LT(losses.back(), losses.front() - 0.5);
+}
+
+TEST(Train, FivePlusFiveStepsAreTen) {
+  const TinyRun whole, parts;
+  expect_done(whole.train());
+  expect_done(parts.train({"training.stop_after=5"}), {"step-00000005"});
+  expect_done(parts.train(), {"resumed from " + parts.path("run/step-00000005")});
+  EXPECT_EQ(whole.losses(), parts.losses());
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    EXPECT_TRUE(read_file(whole.path("run/step-00000010/") + file) ==
+                read_file(parts.path("run/step-00000010/") + file))
+        << file;
+  expect_done(parts.train({"--resume", parts.path("run/step-00000005"), "training.steps=6"}), {"step 6/6"});
+  expect_refused(parts.train({"training.steps=3"}), {"step-00000010", "training.steps 3", "--resume none"});
+}
+
+TEST(Train, RanksAsThreads) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"--ranks", "2", "parallel.zero_stage=3"}), {"2 ranks", "step 10/10"});
+}
+
+TEST(Train, AHalfWrittenCheckpointIsNotResumed) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  std::filesystem::remove(tiny.path("run/step-00000010/COMPLETE"));
+  expect_refused(tiny.train({"--resume", tiny.path("run/step-00000010")}), {"step-00000010", "COMPLETE", "older"});
+  expect_done(tiny.train(), {"resumed from " + tiny.path("run/step-00000005")});
+  expect_refused(tiny.train({"--resume", tiny.path("nowhere")}), {"nowhere", "no such checkpoint"});
+}
+
+TEST(Train, DamagedCheckpointsAreRefused) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  const std::string folder = tiny.path("run/step-00000010/");
+  const std::string weights = read_file(folder + "model.safetensors"), state = read_file(folder + "state.json");
+  write_file(folder + "model.safetensors", weights.substr(0, weights.size() - 1000));
+  expect_refused(tiny.train({"training.steps=12"}), {"model.safetensors"});
+  write_file(folder + "model.safetensors", weights);
+  write_file(folder + "state.json", "{}");
+  expect_refused(tiny.train({"training.steps=12"}), {"state.json", "missing"});
+  write_file(folder + "state.json", state);
+  expect_refused(tiny.train({"training.steps=12", "model.num_hidden_layers=3"}), {"model.layers.2."});
+  expect_done(tiny.train({"training.steps=12"}), {"step 12/12"});
+}
+
+TEST(Train, ASignalSavesAndEndsWithFour) {
+  const TinyRun tiny;
+  Process process(tiny.words({"training.steps=10000000", "checkpoint.every=0"}), tiny.folder());
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (process.runs() && std::chrono::steady_clock::now() < limit &&
+         !std::filesystem::exists(tiny.path("metrics.jsonl")))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ASSERT_TRUE(process.runs()) << process.wait();
+  process.signal(SIGTERM);
+  const Ran r = process.wait();
+  EXPECT_EQ(r.code, 4) << r;
+  EXPECT_TRUE(has(r.out, "ended by a signal")) << r;
+  expect_done(tiny.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
+}
+
+TEST(Train, BadTokenFiles) {
+  const TinyRun tiny;
+  const std::string tokens = read_file(tiny.path("train.tokens"));
+  const auto with = [&](const std::string& contents) {
+    tiny.folder().write("bad.tokens", contents);
+    return tiny.train({"data.train=" + tiny.path("bad.tokens")});
+  };
+  expect_refused(with(tokens.substr(0, tokens.size() / 2)), {"bad.tokens"});
+  expect_refused(
+      with("this is text, not tokens, and it is long enough to hold a header of one hundred and twenty-eight "
+           "bytes, which a token file begins with"),
+      {"bad.tokens", "octet tokenize"});
+  expect_refused(with(""), {"bad.tokens"});
+  expect_refused(tiny.train({"model.vocab_size=300"}), {"train.tokens", "400", "300"});
+  EXPECT_FALSE(std::filesystem::exists(tiny.path("run")));
+}
+
+TEST(Train, AnotherTokenizerIsRefused) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  expect_done(
+      octet_says({"tokenizer", "--input", small_text(), "--vocab-size", "390", "--out", tiny.path("other.model")}));
+  expect_done(octet_says({"tokenize", "--tokenizer", tiny.path("other.model"), "--input", small_text(), "--out",
+                          tiny.path("other.tokens")}));
+  expect_refused(tiny.train({"training.steps=12", "data.train=" + tiny.path("other.tokens")}), {"another tokenizer"});
+}
+
+TEST(Bench, ReportsOneLineOfJson) {
+  const Ran r =
+      octet_says({"bench", CONFIGS "/tiny_llama.json", "training.global_batch_size=2", "training.micro_batch_size=1",
+                  "training.seq_len=32", "memory.plan_cache=", "--steps", "3", "--warmup", "1", "--profile"});
+  expect_done(r);
+  const json report = json::parse(r.out);
+  EXPECT_GT(report["tokens_per_second_per_gpu"]["median"].get<double>(), 0);
+  EXPECT_LE(report["step_ms"]["min"].get<double>(), report["step_ms"]["median"].get<double>());
+  EXPECT_GT(report["tflops"]["full"].get<double>(), report["tflops"]["causal"].get<double>());
+  EXPECT_GT(report["memory"]["planned_bytes"].get<int64_t>(), 0);
+  EXPECT_TRUE(report.contains("profile"));
+}
+
+TEST(Tokenize, JsonlTextAndBadInput) {
+  const TinyRun tiny;
+  tiny.folder().write("a.jsonl", "{\"text\": \"one two\"}\n\n{\"text\": \"three\"}\n");
+  const std::string model = tiny.path("tokenizer.model"), out = tiny.path("a.tokens");
+  expect_done(
+      octet_says({"tokenize", "--tokenizer", model, "--input", tiny.path("a.jsonl"), small_text(), "--out", out}),
+      {"tokens of", "vocabulary 400"});
+  tiny.folder().write("b.jsonl", "{\"text\": \"one\"}\n{\"txt\": \"two\"}\n");
+  expect_refused(octet_says({"tokenize", "--tokenizer", model, "--input", tiny.path("b.jsonl"), "--out", out}),
+                 {"b.jsonl", "2", "text"});
+  expect_refused(octet_says({"tokenize", "--tokenizer", model, "--input", tiny.path("none.txt"), "--out", out}),
+                 {"none.txt"});
+  expect_refused(octet_says({"tokenize", "--tokenizer", small_text(), "--input", small_text(), "--out", out}),
+                 {"saltmarsh.txt"});
+  EXPECT_GT(std::filesystem::file_size(out), 128u);  // what stood there is whole
+}
+
+}  // namespace octet

@@ -1,0 +1,94 @@
+// octet verify proves this program equal to transformers, and notices when it is not.
+#include "cli/run.h"
+#include "golden.h"
+
+namespace octet {
+namespace {
+
+const char* const kModels[] = {"llama-mha", "llama-gqa", "llama-tied"};
+
+std::vector<std::string> verify(const std::string& model, std::vector<std::string> more = {}) {
+  std::vector<std::string> words{OCTET_BINARY, "verify", golden(model), "--device", "cpu"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::filesystem::path copy_of(const std::string& model, const Scratch& folder) {
+  std::filesystem::copy(golden(model), folder / "model", std::filesystem::copy_options::recursive);
+  return folder / "model";
+}
+
+void overwrite(const std::filesystem::path& file, size_t from_end, const std::string& bytes) {
+  std::string contents = read_file(file);
+  contents.replace(contents.size() - from_end, bytes.size(), bytes);
+  write_file(file, contents);
+}
+
+}  // namespace
+
+TEST(Verify, EveryLlamaAgrees) {
+  for (const std::string model : kModels) {
+    expect_done(run(verify(model)), {"logits", "loss", "grad model.embed_tokens.weight", "step 19 loss", "0 beyond"});
+    expect_done(run(verify(model, {"--dtype", "bf16"})), {"step 19 norm", "0 beyond"});
+  }
+}
+
+TEST(Verify, ShardedFilesAndNamedExpectedValues) {
+  const Ran r = octet_says({"verify", golden("llama-gqa-sharded"), golden("llama-gqa/expected.safetensors"),
+                            "--trajectory", golden("llama-gqa/trajectory.json"), "--device", "cpu", "--json"});
+  expect_done(r);
+  const json report = json::parse(r.out);
+  EXPECT_TRUE(report["ok"].get<bool>());
+  EXPECT_GT(report["lines"].size(), 40u);
+}
+
+TEST(Verify, RanksAndOverrides) {
+  for (const std::string stage : {"0", "1", "2", "3"})
+    expect_done(run(verify("llama-gqa", {"--ranks", "2", "parallel.zero_stage=" + stage, "memory.poison=true",
+                                         "memory.recompute_blocks=1"})),
+                {"0 beyond"});
+}
+
+TEST(Verify, UnderMpirun) {
+  std::vector<std::string> words{"mpirun", "-np", "2"};
+  for (const std::string& word : verify("llama-tied", {"parallel.zero_stage=3"})) words.push_back(word);
+  const Ran r = run(words);
+  if (r.code == 127) GTEST_SKIP() << "no mpirun";
+  if (has(r.err, "built without MPI")) GTEST_SKIP() << "built without MPI";
+  expect_done(r, {"0 beyond"});
+}
+
+TEST(Verify, AChangedWeightIsBeyondTolerance) {
+  const Scratch folder;
+  const auto model = copy_of("llama-gqa", folder);
+  overwrite(model / "model.safetensors", 4, std::string("\x00\x00\x80\x3f", 4));  // the last weight becomes 1
+  const Ran r = octet_says({"verify", model, "--device", "cpu"});
+  EXPECT_EQ(r.code, 1) << r;
+  EXPECT_TRUE(has(r.out, "FAIL")) << r;
+  const Ran as_json = octet_says({"verify", model, "--device", "cpu", "--json"});
+  EXPECT_EQ(as_json.code, 1) << as_json;
+  EXPECT_FALSE(json::parse(as_json.out)["ok"].get<bool>());
+}
+
+TEST(Verify, BadFolders) {
+  expect_refused(octet_says({"verify", "no/such/folder"}), {"no/such/folder", "config.json"});
+  const Scratch folder;
+  expect_refused(octet_says({"verify", golden("llama-gqa-sharded")}), {"expected"});
+  const auto model = copy_of("llama-gqa", folder);
+  std::string weights = read_file(model / "model.safetensors");
+  write_file(model / "model.safetensors", weights.substr(0, weights.size() / 2));
+  expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"model.safetensors"});
+  std::filesystem::remove(model / "model.safetensors");
+  expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"model.safetensors"});
+  std::filesystem::remove(model / "config.json");
+  expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"config.json"});
+}
+
+TEST(Verify, BadOptions) {
+  expect_refused(run(verify("llama-gqa", {"--dtype", "int8"})), {"param_dtype", "int8"});
+  expect_refused(run(verify("llama-gqa", {"--trajectory", "t.txt"})), {"t.txt", ".json"});
+  expect_refused(run(verify("llama-gqa", {"paralel.zero_stage=3"})), {"paralel", "parallel"});
+  expect_refused(run(verify("llama-gqa", {"--ranks", "5"})), {"5 ranks"});
+}
+
+}  // namespace octet
