@@ -30,7 +30,8 @@ int open_or_throw(const fs::path& path, int flags, const char* verb) {
   do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);
   if (fd < 0 && (flags & O_ACCMODE) == O_RDONLY && errno != EIO && errno != ENOMEM && errno != EMFILE)
-    bad_input("cannot ", verb, " '", path.string(), "': ", std::strerror(errno), ": check the name and its permissions");
+    bad_input("cannot ", verb, " '", path.string(), "': ", std::strerror(errno),
+              ": check the name and its permissions");
   if (fd < 0) system_error(verb, path, errno);
   return fd;
 }
@@ -125,7 +126,9 @@ void FileWriter::commit() {
   if (!temp_.empty()) rename_durably(temp_, path_);
 }
 
-std::string read_file(const fs::path& path) { return std::string(MappedFile(path, MappedFile::Access::sequential).bytes()); }
+std::string read_file(const fs::path& path) {
+  return std::string(MappedFile(path, MappedFile::Access::sequential).bytes());
+}
 
 void write_file(const fs::path& path, std::string_view contents) {
   FileWriter file(path);

@@ -1,7 +1,7 @@
 #pragma once
-// Files that are either whole or absent: read-only mappings, and writes that appear under their name only when complete.
-// What the user can put right (no such file, no permission to read) is an InputError; a machine that refuses (a full
-// disk, an I/O error) is a SystemError. Both name the file.
+// Files that are either whole or absent: read-only mappings, and writes that appear under their name only when
+// complete. What the user can put right (no such file, no permission to read) is an InputError; a machine that refuses
+// (a full disk, an I/O error) is a SystemError. Both name the file.
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -29,8 +29,8 @@ class MappedFile {
 };
 
 // Writes to NAME.tmp in constant memory; commit() flushes, fsyncs, renames it to NAME and fsyncs the folder. Without
-// commit() the temporary file is removed and a file that stood under NAME stays as it was. A NAME that exists and is not
-// a regular file (a pipe, /dev/stdout) is written directly.
+// commit() the temporary file is removed and a file that stood under NAME stays as it was. A NAME that exists and is
+// not a regular file (a pipe, /dev/stdout) is written directly.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);
@@ -56,7 +56,7 @@ std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, std::string_view contents);  // a FileWriter's whole life
 
 // Steps for whoever stages a folder of files: data, then the entries, then the name, each made durable.
-void sync_path(const std::filesystem::path& path);                                       // a file or a folder
+void sync_path(const std::filesystem::path& path);                                        // a file or a folder
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);  // and syncs to's folder
 void make_folders(const std::filesystem::path& path);
 int64_t free_bytes(const std::filesystem::path& folder);  // what an unprivileged user may still write there

@@ -25,7 +25,8 @@ DocumentFile::DocumentFile(const std::filesystem::path& path, DocumentOptions op
 }
 
 bool DocumentFile::next(Raw& raw) {
-  const std::string_view bytes = file_.bytes(), separator = json_ ? std::string_view("\n") : std::string_view(options_.separator);
+  const std::string_view bytes = file_.bytes(),
+                         separator = json_ ? std::string_view("\n") : std::string_view(options_.separator);
   while (position_ < bytes.size()) {
     const size_t found = separator.empty() ? std::string_view::npos : bytes.find(separator, position_);
     std::string_view part = bytes.substr(position_, found == std::string_view::npos ? found : found - position_);
@@ -50,9 +51,13 @@ std::string_view DocumentFile::text(const Raw& raw, std::string& storage) const 
   try {
     nlohmann::json object = nlohmann::json::parse(raw.bytes);
     const auto entry = object.is_object() ? object.find(options_.json_key) : object.end();
-    if (!object.is_object()) bad_input(place, "not a JSON object: each line must be one, such as {\"", options_.json_key, "\": \"…\"}");
-    if (entry == object.end()) bad_input(place, "no key \"", options_.json_key, "\": name the key that holds the text with --json-key");
-    if (!entry->is_string()) bad_input(place, "\"", options_.json_key, "\" is not a string but ", entry->type_name(), ": correct or remove the line");
+    if (!object.is_object())
+      bad_input(place, "not a JSON object: each line must be one, such as {\"", options_.json_key, "\": \"…\"}");
+    if (entry == object.end())
+      bad_input(place, "no key \"", options_.json_key, "\": name the key that holds the text with --json-key");
+    if (!entry->is_string())
+      bad_input(place, "\"", options_.json_key, "\" is not a string but ", entry->type_name(),
+                ": correct or remove the line");
     storage = std::move(entry->get_ref<std::string&>());
   } catch (const nlohmann::json::exception& e) {
     bad_input(place, "not valid JSON (", e.what(), "): correct or remove the line");

@@ -37,7 +37,8 @@ Loader::Loader(LoaderConfig config) : config_(std::move(config)) {
   if (T < 1 || T > kMaxSeqLen) bad_input("a sequence length of ", T, " tokens: it must be at least 1");
   if (config_.files.empty()) bad_input("no token files: name at least one (make them with 'octet tokenize')");
   if (!config_.weights.empty() && config_.weights.size() != config_.files.size())
-    bad_input(config_.weights.size(), " weights for ", config_.files.size(), " entries of files: give one each, or none");
+    bad_input(config_.weights.size(), " weights for ", config_.files.size(),
+              " entries of files: give one each, or none");
   if (config_.split != Split::all && !(config_.held_out > 0 && config_.held_out < 1))
     bad_input("a held-out fraction of ", config_.held_out, ": it must lie between 0 and 1");
 
@@ -47,7 +48,8 @@ Loader::Loader(LoaderConfig config) : config_(std::move(config)) {
     if (mixed || sources_.empty()) sources_.emplace_back();
     for (const std::string& name : expand_globs({entry})) {
       if (!seen.insert(std::filesystem::weakly_canonical(name)).second)
-        bad_input("token file '", name, "' is named twice, its tokens would count twice: name it once (weights can raise its share)");
+        bad_input("token file '", name,
+                  "' is named twice, its tokens would count twice: name it once (weights can raise its share)");
       sources_.back().files.emplace_back(name);
     }
   }
@@ -62,11 +64,14 @@ Loader::Loader(LoaderConfig config) : config_(std::move(config)) {
         bad_input(name, "was made with another tokenizer than '", sources_[0].files[0].path().string(),
                   "': tokenise both with the same one");
       if (file.tokens() < T + 1)
-        bad_input(name, "has ", file.tokens(), " tokens, a sequence takes ", T, " + 1: lower seq_len or give a longer file");
+        bad_input(name, "has ", file.tokens(), " tokens, a sequence takes ", T,
+                  " + 1: lower seq_len or give a longer file");
       const int64_t all = (file.tokens() - 2) / T + 1;  // ceil((tokens - 1) / T)
       const int64_t held = std::clamp<int64_t>(std::llround(double(all) * config_.held_out), 1, all);
       if (config_.split != Split::all && held == all)
-        bad_input(name, "has only ", all, " sequences, too few to hold some out: lower seq_len or the held-out fraction, or name validation files");
+        bad_input(
+            name, "has only ", all,
+            " sequences, too few to hold some out: lower seq_len or the held-out fraction, or name validation files");
       source.first.push_back(source.windows);
       source.first_in_file.push_back(config_.split == Split::held_out ? all - held : 0);
       source.windows += config_.split == Split::all ? all : config_.split == Split::train ? all - held : held;
@@ -103,7 +108,8 @@ Batch Loader::batch(int64_t first_sample, int64_t count) const {
   Batch b;
   b.batch = count;
   b.seq_len = config_.seq_len;
-  b.tokens.assign(size_t(count) * T, 0);  // a padded position is the token 0: its output is ignored, and no other sees it
+  b.tokens.assign(size_t(count) * T,
+                  0);  // a padded position is the token 0: its output is ignored, and no other sees it
   b.targets.assign(size_t(count) * T, kIgnore);
   std::vector<int32_t> ids;
   for (size_t i = 0; i < size_t(count); ++i) {
@@ -117,7 +123,8 @@ Batch Loader::batch(int64_t first_sample, int64_t count) const {
     for (int64_t d = w.file->documents_before(w.first + 1); d < end; ++d) {
       const int64_t t = w.file->document_start(d) - w.first - 1;
       if (t < 0 || t >= w.targets)
-        bad_input("token file '", w.file->path().string(), "' has a damaged index at document ", d, ": make it again with 'octet tokenize'");
+        bad_input("token file '", w.file->path().string(), "' has a damaged index at document ", d,
+                  ": make it again with 'octet tokenize'");
       b.targets[i * T + size_t(t)] = kIgnore;
     }
   }
@@ -142,7 +149,8 @@ uint64_t Loader::tokenizer_fingerprint() const { return sources_[0].files[0].hea
 double Loader::source_bytes_per_token() const {
   double bytes = 0, tokens = 0;
   for (const Source& source : sources_)
-    for (const TokenFile& file : source.files) bytes += double(file.header().source_bytes), tokens += double(file.tokens());
+    for (const TokenFile& file : source.files)
+      bytes += double(file.header().source_bytes), tokens += double(file.tokens());
   return bytes / tokens;
 }
 
@@ -164,7 +172,9 @@ uint64_t Loader::fingerprint() const {
     add(source.files.size());
     for (const TokenFile& file : source.files) {
       const TokenFileHeader& header = file.header();
-      for (const uint64_t x : {header.tokens, header.documents, header.vocab_size, header.tokenizer_fingerprint, header.source_bytes}) add(x);
+      for (const uint64_t x :
+           {header.tokens, header.documents, header.vocab_size, header.tokenizer_fingerprint, header.source_bytes})
+        add(x);
       std::vector<int32_t> ids(size_t(std::min<int64_t>(16, file.tokens())));
       for (int64_t place = 0; place < 16; ++place) {
         file.read((file.tokens() - int64_t(ids.size())) / 15 * place, ids);
@@ -180,7 +190,8 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) 
   for (const std::string& pattern : patterns) {
     std::error_code ignored;
     if (std::filesystem::is_directory(pattern, ignored))
-      bad_input("'", pattern, "' is a folder: name its files, for example '", (std::filesystem::path(pattern) / "*").string(), "'");
+      bad_input("'", pattern, "' is a folder: name its files, for example '",
+                (std::filesystem::path(pattern) / "*").string(), "'");
     if (std::filesystem::exists(pattern, ignored)) {
       names.push_back(pattern);
       continue;
@@ -190,7 +201,9 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) 
     for (size_t i = 0; i < found.gl_pathc; ++i) names.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
     if (error == GLOB_NOSPACE) throw SystemError("out of memory while looking for '" + pattern + "'");
-    if (error != 0) bad_input("no file matches '", pattern, "': check the name (it is relative to ", std::filesystem::current_path().string(), ")");
+    if (error != 0)
+      bad_input("no file matches '", pattern, "': check the name (it is relative to ",
+                std::filesystem::current_path().string(), ")");
   }
   return names;
 }

@@ -15,7 +15,8 @@ uint64_t taken(uint64_t n, uint64_t share) { return uint64_t((uint128(n) * share
 Mixture::Mixture(const std::vector<double>& weights) {
   CHECK(!weights.empty());
   for (const double w : weights)
-    if (!(w > 0 && std::isfinite(w))) bad_input("a mixing weight of ", w, ": weights must be positive; leave out what should not be used");
+    if (!(w > 0 && std::isfinite(w)))
+      bad_input("a mixing weight of ", w, ": weights must be positive; leave out what should not be used");
   double rest = 0;
   shares_.resize(weights.size() - 1);
   for (size_t s = weights.size(); s-- > 0;) {

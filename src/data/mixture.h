@@ -1,8 +1,8 @@
 #pragma once
-// Which source a sample of a weighted mixture comes from, as a pure function of the sample's index. Sources are split off
-// one after another: of the first n samples that reach source s it takes floor(n p_s), p_s its share of the weights left.
-// So after any number of samples each source has its share to within one sample a split, its samples come in its own
-// order without gaps, and they are spread evenly.
+// Which source a sample of a weighted mixture comes from, as a pure function of the sample's index. Sources are split
+// off one after another: of the first n samples that reach source s it takes floor(n p_s), p_s its share of the weights
+// left. So after any number of samples each source has its share to within one sample a split, its samples come in its
+// own order without gaps, and they are spread evenly.
 #include <cstdint>
 #include <vector>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Work on a stream with all cores, in bounded memory and in order: produce() and consume() run on the calling thread, in
-// stream order; work() on any thread. The first exception, in stream order, ends it. The order of results depends on
+// Work on a stream with all cores, in bounded memory and in order: produce() and consume() run on the calling thread,
+// in stream order; work() on any thread. The first exception, in stream order, ends it. The order of results depends on
 // nothing but the stream.
 #include <condition_variable>
 #include <deque>
@@ -13,8 +13,8 @@
 namespace octet {
 
 template <class Task, class Result>
-void ordered_parallel(int threads, const std::function<bool(Task&)>& produce, const std::function<Result(const Task&)>& work,
-                      const std::function<void(Result)>& consume) {
+void ordered_parallel(int threads, const std::function<bool(Task&)>& produce,
+                      const std::function<Result(const Task&)>& work, const std::function<void(Result)>& consume) {
   std::mutex mutex;
   std::condition_variable wake;
   std::deque<std::packaged_task<Result()>> queue;

@@ -1,7 +1,7 @@
 #pragma once
 // A keyed permutation of [0, n) without a table: order of an epoch from (seed, epoch) alone, at any point in O(1).
-// A Feistel network permutes the smallest power of two that holds n; a value that lands outside [0, n) is permuted again
-// until it lands inside (cycle walking: Black and Rogaway 2002), on average less than twice.
+// A Feistel network permutes the smallest power of two that holds n; a value that lands outside [0, n) is permuted
+// again until it lands inside (cycle walking: Black and Rogaway 2002), on average less than twice.
 #include <bit>
 #include <cstdint>
 
@@ -25,7 +25,8 @@ class Permutation {
   }
 
  private:
-  // The halves may differ by one bit in width; each round changes one half by a function of the other, so it can be undone.
+  // The halves may differ by one bit in width; each round changes one half by a function of the other, so it can be
+  // undone.
   constexpr uint64_t shuffle(uint64_t i) const {
     const uint64_t low_mask = (uint64_t(1) << low_bits_) - 1, high_mask = (uint64_t(1) << high_bits_) - 1;
     uint64_t low = i & low_mask, high = i >> low_bits_;
@@ -36,7 +37,8 @@ class Permutation {
     return high << low_bits_ | low;
   }
 
-  static constexpr uint64_t kRounds = 8;  // 4 make a Feistel network pseudorandom (Luby and Rackoff 1988); small halves want more
+  static constexpr uint64_t kRounds =
+      8;  // 4 make a Feistel network pseudorandom (Luby and Rackoff 1988); small halves want more
   uint64_t n_, key_;
   int low_bits_ = 0, high_bits_ = 0;
 };

@@ -18,7 +18,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are little-endian and mapped as they are");
 constexpr const char* kRemake = ": make it again with 'octet tokenize'";
 
-uint64_t index_offset_for(uint64_t tokens, uint32_t width) { return (sizeof(TokenFileHeader) + tokens * width + 7) / 8 * 8; }
+uint64_t index_offset_for(uint64_t tokens, uint32_t width) {
+  return (sizeof(TokenFileHeader) + tokens * width + 7) / 8 * 8;
+}
 
 // Each length is compared with what the file really holds by division, so that no lie can overflow a product.
 TokenFileHeader checked_header(const MappedFile& file) {
@@ -48,7 +50,8 @@ TokenFileHeader checked_header(const MappedFile& file) {
               index_offset_for(h.tokens, h.token_bytes), kRemake);
   const uint64_t index_bytes = bytes.size() < h.index_offset ? 0 : bytes.size() - h.index_offset;
   if (bytes.size() < h.index_offset || h.documents > index_bytes / 8)
-    bad_input(name, "is truncated: its index of ", h.documents, " documents does not fit in ", bytes.size(), " bytes", kRemake);
+    bad_input(name, "is truncated: its index of ", h.documents, " documents does not fit in ", bytes.size(), " bytes",
+              kRemake);
   if (h.documents * 8 != index_bytes)
     bad_input(name, "has ", index_bytes - h.documents * 8, " bytes after its end", kRemake);
   if (h.documents > h.tokens || (h.documents == 0) != (h.tokens == 0))
@@ -165,9 +168,11 @@ void TokenFileWriter::finish() {
   file_.write(zeros, int64_t(header_.index_offset) - file_.written());
   std::rewind(index_->file);
   std::vector<char> buffer(1 << 16);
-  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), index_->file)) file_.write(buffer.data(), int64_t(n));
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), index_->file))
+    file_.write(buffer.data(), int64_t(n));
   if (std::ferror(index_->file) || file_.written() != int64_t(header_.index_offset + 8 * header_.documents))
-    throw SystemError(concat("cannot write '", file_.path().string(), "': its document index was lost: is the disk full?"));
+    throw SystemError(
+        concat("cannot write '", file_.path().string(), "': its document index was lost: is the disk full?"));
   file_.overwrite(0, &header_, sizeof header_);
   file_.commit();
 }

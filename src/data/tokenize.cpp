@@ -77,10 +77,32 @@ class Reader {
   int64_t done_bytes_ = 0, total_bytes_ = 0;
 };
 
-Result encode(const Task& task, const Tokenizer& tokenizer, uint32_t flags) {
+// Words that were met before, handed from task to task; as many sets as there are threads.
+class WordPool {
+ public:
+  Tokenizer::Words take() {
+    const std::lock_guard lock(mutex_);
+    if (sets_.empty()) return {};
+    Tokenizer::Words words = std::move(sets_.back());
+    sets_.pop_back();
+    return words;
+  }
+  void give_back(Tokenizer::Words words) {
+    constexpr size_t kMost = 200000;  // some 30 MB; a larger set starts anew
+    const std::lock_guard lock(mutex_);
+    if (words.size() < kMost) sets_.push_back(std::move(words));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Tokenizer::Words> sets_;
+};
+
+Result encode(const Task& task, const Tokenizer& tokenizer, uint32_t flags, WordPool& pool) {
   Result result;
   result.done_bytes = task.done_bytes;
   std::string storage;
+  Tokenizer::Words words = pool.take();
   for (const Part& part : task.parts) {
     const std::string_view text = task.file->text(part.raw, storage);
     if (text.empty()) continue;  // an empty string in JSON is no document
@@ -88,11 +110,12 @@ Result encode(const Task& task, const Tokenizer& tokenizer, uint32_t flags) {
       result.starts.push_back(result.tokens.size());
       if (flags & TokenFileHeader::kBos) result.tokens.push_back(tokenizer.bos());
     }
-    const std::vector<int> ids = part.begins ? tokenizer.encode(text) : tokenizer.encode_rest(text);
+    const std::vector<int> ids = part.begins ? tokenizer.encode(text, &words) : tokenizer.encode_rest(text, &words);
     result.tokens.insert(result.tokens.end(), ids.begin(), ids.end());
     if (part.ends && (flags & TokenFileHeader::kEos)) result.tokens.push_back(tokenizer.eos());
     result.source_bytes += int64_t(text.size());
   }
+  pool.give_back(std::move(words));
   return result;
 }
 
@@ -123,9 +146,10 @@ TokenFileHeader tokenize(const Tokenizer& tokenizer, const TokenizeOptions& opti
 
   Reader reader(expand_globs(options.inputs), options.documents, tokenizer);
   TokenFileWriter writer(options.output, header);
+  WordPool pool;
   ordered_parallel<Task, Result>(
       threads, [&](Task& task) { return reader.next(task); },
-      [&](const Task& task) { return encode(task, tokenizer, header.flags); },
+      [&](const Task& task) { return encode(task, tokenizer, header.flags, pool); },
       [&](Result result) {
         write(result, writer);
         if (options.progress) options.progress(result.done_bytes, reader.total_bytes());

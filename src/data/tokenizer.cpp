@@ -11,7 +11,8 @@
 namespace octet {
 namespace {
 
-constexpr size_t kPartBytes = size_t(1) << 16;  // sentencepiece takes about 200 bytes of memory a byte of text
+constexpr size_t kPartBytes = size_t(1) << 12;  // longer texts are cut: sentencepiece works fastest within the cache
+constexpr size_t kWordBytes = size_t(1) << 16;  // a run without a space or newline that is cut by force
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
 
 }  // namespace
@@ -24,7 +25,8 @@ Tokenizer::Tokenizer(const std::filesystem::path& path) : model_(std::make_uniqu
   const MappedFile file(path);
   const auto status = model_->sp.LoadFromSerializedProto(file.bytes());
   if (!status.ok() || model_->sp.GetPieceSize() < 1)
-    bad_input("'", path.string(), "' is not a sentencepiece model (", status.ToString(), "): name a tokenizer.model, or train one with 'octet tokenizer'");
+    bad_input("'", path.string(), "' is not a sentencepiece model (", status.ToString(),
+              "): name a tokenizer.model, or train one with 'octet tokenizer'");
   fingerprint_ = hash(file.bytes());
   find_cuts();
 }
@@ -36,11 +38,12 @@ int Tokenizer::bos() const { return model_->sp.bos_id(); }
 int Tokenizer::eos() const { return model_->sp.eos_id(); }
 int Tokenizer::unk() const { return model_->sp.unk_id(); }
 
-// A cut changes nothing if no piece can span it: for newlines, no piece holds one (byte fallback makes each a token of its
-// own); for a space after something else, no piece has the space mark behind another character. What a model's
+// A cut changes nothing if no piece can span it: for newlines, no piece holds one (byte fallback makes each a token of
+// its own); for a space after something else, no piece has the space mark behind another character. What a model's
 // normalisation does beyond that is tried out.
 void Tokenizer::find_cuts() {
   cuts_at_newline_ = cuts_at_space_ = true;
+  newline_ids_ = encode_whole("\n").size();
   for (int id = 0; id < vocab_size(); ++id) {
     if (model_->sp.IsControl(id) || model_->sp.IsByte(id) || model_->sp.IsUnknown(id)) continue;
     std::string_view piece = model_->sp.IdToPiece(id);
@@ -62,7 +65,7 @@ void Tokenizer::find_cuts() {
 
 size_t Tokenizer::cut(std::string_view text, size_t least) const {
   if (!cuts_at_newline_ || least == 0) return std::string_view::npos;
-  const size_t forced = least + kPartBytes;
+  const size_t forced = least + kWordBytes;
   for (size_t at = least; at < text.size(); ++at) {
     if (text[at] == '\n' || (text[at] == ' ' && cuts_at_space_ && text[at - 1] != ' ')) return at;
     if (at >= forced && (uint8_t(text[at]) & 0xc0) != 0x80) return at;  // not inside a UTF-8 character
@@ -78,25 +81,35 @@ std::vector<int> Tokenizer::encode_whole(std::string_view text) const {
   return ids;
 }
 
-std::vector<int> Tokenizer::encode(std::string_view text) const {
-  const std::string_view part = text.substr(0, cut(text, kPartBytes));
-  std::vector<int> ids = encode_whole(part);
-  if (part.size() == text.size()) return ids;
-  const std::vector<int> rest = encode_rest(text.substr(part.size()));
-  ids.insert(ids.end(), rest.begin(), rest.end());
+// A model may put a space before every text it is given. A newline in front takes that on itself, and goes away again.
+std::vector<int> Tokenizer::encode_after_newline(std::string_view text) const {
+  std::vector<int> ids = encode_whole(concat("\n", text));
+  ids.erase(ids.begin(), ids.begin() + ptrdiff_t(std::min(newline_ids_, ids.size())));
   return ids;
 }
 
-// A model may put a space before every text it is given. A newline in front takes that on itself, and goes away again.
-std::vector<int> Tokenizer::encode_rest(std::string_view text) const {
-  const size_t before = encode_whole("\n").size();
+std::vector<int> Tokenizer::encode_rest(std::string_view text, Words* words) const {
   std::vector<int> ids;
   while (!text.empty()) {
-    const std::string_view part = text.substr(0, cut(text, kPartBytes));
-    const std::vector<int> more = encode_whole(concat("\n", part));
-    ids.insert(ids.end(), more.begin() + ptrdiff_t(std::min(before, more.size())), more.end());
+    const std::string_view part = text.substr(0, cut(text, words ? 1 : kPartBytes));
     text.remove_prefix(part.size());
+    if (words) {
+      const auto [entry, is_new] = words->try_emplace(std::string(part));
+      if (is_new) entry->second = encode_after_newline(part);
+      ids.insert(ids.end(), entry->second.begin(), entry->second.end());
+    } else {
+      const std::vector<int> more = encode_after_newline(part);
+      ids.insert(ids.end(), more.begin(), more.end());
+    }
   }
+  return ids;
+}
+
+std::vector<int> Tokenizer::encode(std::string_view text, Words* words) const {
+  const std::string_view part = text.substr(0, cut(text, words ? 1 : kPartBytes));
+  std::vector<int> ids = encode_whole(part);
+  const std::vector<int> rest = encode_rest(text.substr(part.size()), words);
+  ids.insert(ids.end(), rest.begin(), rest.end());
   return ids;
 }
 

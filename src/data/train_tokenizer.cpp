@@ -84,7 +84,8 @@ class Lines : public sentencepiece::SentenceIterator {
 void train_tokenizer(const TrainTokenizerOptions& options) {
   constexpr int kLeast = 3 + 256;  // <unk> <s> </s>, and a piece for each byte
   if (options.vocab_size <= kLeast)
-    bad_input("a vocabulary of ", options.vocab_size, " entries: 3 control pieces and 256 bytes leave no room for words; take 1000 or more");
+    bad_input("a vocabulary of ", options.vocab_size,
+              " entries: 3 control pieces and 256 bytes leave no room for words; take 1000 or more");
   if (!(options.character_coverage > 0 && options.character_coverage <= 1))
     bad_input("a character coverage of ", options.character_coverage, ": it must lie in (0, 1]");
   FileWriter output(options.output);  // a name that cannot be written is noticed before the work
@@ -94,18 +95,18 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
 
   // num_threads is left alone: it only normalises in parallel, and would stand in the file.
   std::string model;
-  const auto status = sentencepiece::SentencePieceTrainer::Train(
-      {{"model_type", "bpe"},
-       {"vocab_size", std::to_string(options.vocab_size)},
-       {"character_coverage", concat(options.character_coverage)},
-       {"byte_fallback", "true"},
-       {"split_digits", "true"},
-       {"allow_whitespace_only_pieces", "true"},
-       {"normalization_rule_name", "identity"},
-       {"remove_extra_whitespaces", "false"},
-       {"max_sentence_length", "1000000"},
-       {"minloglevel", "2"}},
-      &lines, &model);
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train({{"model_type", "bpe"},
+                                                  {"vocab_size", std::to_string(options.vocab_size)},
+                                                  {"character_coverage", concat(options.character_coverage)},
+                                                  {"byte_fallback", "true"},
+                                                  {"split_digits", "true"},
+                                                  {"allow_whitespace_only_pieces", "true"},
+                                                  {"normalization_rule_name", "identity"},
+                                                  {"remove_extra_whitespaces", "false"},
+                                                  {"max_sentence_length", "1000000"},
+                                                  {"minloglevel", "2"}},
+                                                 &lines, &model);
   lines.rethrow();
   if (!status.ok())
     bad_input("cannot make a vocabulary of ", options.vocab_size, " entries from ", lines.lines(),

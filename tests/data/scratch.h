@@ -44,9 +44,7 @@ template <class E, class F>
 std::string error_of(F&& f) {
   try {
     f();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
+  } catch (const E& e) { return e.what(); } catch (const std::exception& e) {
     ADD_FAILURE() << "another exception: " << e.what();
     return "";
   }

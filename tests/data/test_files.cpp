@@ -1,6 +1,5 @@
 // A file is either whole or absent, and a full disk is a SystemError that names it.
 #include "base/files.h"
-
 #include "scratch.h"
 
 namespace octet {

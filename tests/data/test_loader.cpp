@@ -1,9 +1,8 @@
 // Every token is a target exactly once an epoch, in an order that is a function of (seed, sample) alone.
-#include "data/loader.h"
-
 #include <algorithm>
 #include <map>
 
+#include "data/loader.h"
 #include "scratch.h"
 
 namespace octet {
@@ -55,7 +54,8 @@ TEST(Loader, ASampleDependsOnItsIndexAlone) {
   const Loader loader(config), resumed(config);
   const int64_t N = loader.samples_per_epoch();
   const Batch all = loader.batch(0, 2 * N + 40);
-  for (const int64_t size : {1, 3, 16, 64})  // batch sizes, and starts anywhere: a resume, a rank's share, a micro-batch
+  for (const int64_t size :
+       {1, 3, 16, 64})  // batch sizes, and starts anywhere: a resume, a rank's share, a micro-batch
     for (int64_t first = 0; first + size <= 2 * N + 40; first += size) {
       const Batch b = resumed.batch(first, size);
       ASSERT_TRUE(std::equal(b.tokens.begin(), b.tokens.end(), all.tokens.begin() + first * 8));

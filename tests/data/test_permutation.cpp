@@ -1,6 +1,4 @@
 // The order of an epoch is a permutation, another one for each key; a mixture keeps its proportions and skips nothing.
-#include "data/permutation.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,12 +6,14 @@
 
 #include "base/check.h"
 #include "data/mixture.h"
+#include "data/permutation.h"
 
 namespace octet {
 namespace {
 
 TEST(Permutation, IsABijectionForAnySize) {
-  for (const uint64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 100, 127, 128, 129, 1000, 4095, 4097, 65536, 99991})
+  for (const uint64_t n :
+       {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 100, 127, 128, 129, 1000, 4095, 4097, 65536, 99991})
     for (uint64_t key = 0; key < 5; ++key) {
       const Permutation permutation(n, key);
       std::vector<bool> seen(n, false);

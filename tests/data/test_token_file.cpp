@@ -1,10 +1,9 @@
 // A token file gives back what was written at any width and size; one that lies is refused with file, fault and remedy.
-#include "data/token_file.h"
-
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "data/loader.h"
+#include "data/token_file.h"
 #include "scratch.h"
 
 namespace octet {
@@ -92,9 +91,13 @@ TEST(TokenFile, DamageIsNamed) {
   EXPECT_TRUE(has(lie(8, 2, 4), "newer"));
   EXPECT_TRUE(has(lie(12, 4, 4), "bytes a token"));
   EXPECT_TRUE(has(lie(12, 0, 4), "bytes a token"));
-  for (const uint64_t tokens : {uint64_t(990), uint64_t(1100), uint64_t(1) << 63, (uint64_t(1) << 63) + 1000, ~uint64_t(0)}) lie(16, tokens);
-  for (const uint64_t documents : {uint64_t(0), uint64_t(142), uint64_t(144), (uint64_t(1) << 61) + 143, ~uint64_t(0)}) lie(24, documents);
-  for (const uint64_t vocab : {uint64_t(0), uint64_t(1) << 31, ~uint64_t(0)}) EXPECT_TRUE(has(lie(32, vocab), "vocabulary"));
+  for (const uint64_t tokens :
+       {uint64_t(990), uint64_t(1100), uint64_t(1) << 63, (uint64_t(1) << 63) + 1000, ~uint64_t(0)})
+    lie(16, tokens);
+  for (const uint64_t documents : {uint64_t(0), uint64_t(142), uint64_t(144), (uint64_t(1) << 61) + 143, ~uint64_t(0)})
+    lie(24, documents);
+  for (const uint64_t vocab : {uint64_t(0), uint64_t(1) << 31, ~uint64_t(0)})
+    EXPECT_TRUE(has(lie(32, vocab), "vocabulary"));
   for (const uint64_t offset : {uint64_t(0), uint64_t(128), ~uint64_t(7)}) EXPECT_TRUE(has(lie(56, offset), "index"));
   EXPECT_TRUE(has(lie(good.size() - 8, 1000), "index"));              // the last document beyond the end
   EXPECT_TRUE(has(lie(good.size() - 16, 5), "document 141 starts"));  // not rising: found by verify()
@@ -105,7 +108,8 @@ TEST(TokenFile, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
   for (const int64_t vocab : {300, 70000}) {
     std::string bytes = read_file(token_file(dir / "good", 1000, vocab));
     const uint32_t id = vocab == 300 ? 300 : 0xffffffff;
-    bytes.replace(128 + 777 * (vocab == 300 ? 2 : 4), vocab == 300 ? 2 : 4, reinterpret_cast<const char*>(&id), vocab == 300 ? 2 : 4);
+    bytes.replace(128 + 777 * (vocab == 300 ? 2 : 4), vocab == 300 ? 2 : 4, reinterpret_cast<const char*>(&id),
+                  vocab == 300 ? 2 : 4);
     const std::string message = complaint(dir, bytes);
     EXPECT_TRUE(has(message, "token 777 has id " + std::to_string(id))) << message;
     LoaderConfig config;

@@ -1,10 +1,9 @@
 // Text survives encode and decode; token files do not depend on threads or on where long text was cut.
-#include "data/tokenizer.h"
-
 #include <algorithm>
 
 #include "data/ordered_parallel.h"
 #include "data/tokenize.h"
+#include "data/tokenizer.h"
 #include "scratch.h"
 
 namespace octet {
@@ -48,8 +47,9 @@ TEST(Tokenizer, TrainsTheSameFileTwice) {
 
 TEST(Tokenizer, DecodeUndoesEncode) {
   for (const std::string text :
-       {"", " ", "\n", "  two  spaces\tand a tab\r\n\n\n", "Grüße aus Köln, 你好, שלום, 🚢🚢\n", "a\n b\n  c\n   d ", "<s> </s> <unk> <0x41>",
-        "1234567890", "e\xcc\x81 is not \xc3\xa9", "ﬁ ﬂ ½ Å Å", "\xe2\x80\x83wide\xc2\xa0spaces\xe3\x80\x80"})
+       {"", " ", "\n", "  two  spaces\tand a tab\r\n\n\n", "Grüße aus Köln, 你好, שלום, 🚢🚢\n", "a\n b\n  c\n   d ",
+        "<s> </s> <unk> <0x41>", "1234567890", "e\xcc\x81 is not \xc3\xa9", "ﬁ ﬂ ½ Å Å",
+        "\xe2\x80\x83wide\xc2\xa0spaces\xe3\x80\x80"})
     EXPECT_EQ(tokenizer().decode(tokenizer().encode(text)), text);
   const std::string all = read_file(small_text());
   EXPECT_EQ(tokenizer().decode(tokenizer().encode(all)), all);
@@ -59,7 +59,10 @@ TEST(Tokenizer, DecodeUndoesEncode) {
 }
 
 TEST(Tokenizer, InvalidUtf8BecomesReplacementCharacters) {
-  EXPECT_EQ(tokenizer().decode(tokenizer().encode("a\xff" "b")), "a\xef\xbf\xbd" "b");
+  EXPECT_EQ(tokenizer().decode(tokenizer().encode("a\xff"
+                                                  "b")),
+            "a\xef\xbf\xbd"
+            "b");
   const std::string zero("a\0b", 3);
   EXPECT_EQ(tokenizer().decode(tokenizer().encode(zero)), zero);
 }
@@ -144,8 +147,10 @@ TEST(Tokenize, DocumentsAreWhatTheFormatSays) {
     return all;
   };
   EXPECT_EQ(ids("a.txt", "\none\n\n\ntwo\n"), want({"\none\n\n\ntwo\n"}));
-  EXPECT_EQ(ids("a.txt", "\xef\xbb\xbf\none\n<|endoftext|>\n two\n<|endoftext|><|endoftext|>\n"), want({"\none", " two"}));
-  EXPECT_EQ(ids("a.jsonl", "{\"text\": \"x\\ny\", \"n\": 1}\r\n\n{\"text\": \"\"}\n{\"text\": \"é\"}"), want({"x\ny", "é"}));
+  EXPECT_EQ(ids("a.txt", "\xef\xbb\xbf\none\n<|endoftext|>\n two\n<|endoftext|><|endoftext|>\n"),
+            want({"\none", " two"}));
+  EXPECT_EQ(ids("a.jsonl", "{\"text\": \"x\\ny\", \"n\": 1}\r\n\n{\"text\": \"\"}\n{\"text\": \"é\"}"),
+            want({"x\ny", "é"}));
   EXPECT_EQ(TokenFile(options.output).header().source_bytes, 5u);
   options.bos = false;
   options.documents.separator = "\n\n\n";
@@ -176,13 +181,17 @@ TEST(Tokenize, ABadLineIsNamedWithItsPlaceAndLeavesNoFile) {
   EXPECT_TRUE(has(complaint("a.jsonl", "{\"text\": \"\xff\"}\n"), "line 1: not valid JSON"));
   EXPECT_TRUE(has(complaint("a.txt", ""), "no text"));
   EXPECT_TRUE(has(complaint("a.txt.gz", "x"), "unpack"));
-  EXPECT_TRUE(has(complaint("a.txt", std::string("\xff\xfe" "a\0", 4)), "UTF-16"));
+  EXPECT_TRUE(has(complaint("a.txt", std::string("\xff\xfe"
+                                                 "a\0",
+                                                 4)),
+                  "UTF-16"));
 }
 
 TEST(OrderedParallel, KeepsOrderAndPassesOnTheFirstError) {
   int next = 0, expected = 0;
   const std::function<bool(int&)> produce = [&](int& task) { return (task = next++) < 1000; };
-  ordered_parallel<int, int>(4, produce, [](int task) { return task; }, [&](int result) { EXPECT_EQ(result, expected++); });
+  ordered_parallel<int, int>(
+      4, produce, [](int task) { return task; }, [&](int result) { EXPECT_EQ(result, expected++); });
   EXPECT_EQ(expected, 1000);
   next = expected = 0;
   const auto fail = [](int task) { return task < 500 ? task : throw InputError(std::to_string(task)); };
