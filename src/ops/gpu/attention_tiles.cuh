@@ -207,12 +207,13 @@ __device__ inline void product_nn(float (&c)[kM][kN][4], const float (&p)[kM][kK
   }
 }
 
-// y[row] = c * factor(m, half) for the warp's 16 kM rows, elements 8 first.. of each; through `tile`, whose rows only
+// y[row] = c * factor(m, half) for the warp's 16 kM rows, from chunk first_chunk on; through `tile`, whose rows only
 // this warp uses, so that global memory sees 16 bytes a lane. `row0` is the warp's first row in the tile and in y.
 template <int kD, int kM, int kN, class Factor>
 __device__ inline void store_rows(const float (&c)[kM][kN][4], Factor&& factor, uint32_t tile, int row0, bf16* y,
                                   int64_t stride, int64_t valid_rows, int D, int first_chunk = 0) {
   const int lane = int(threadIdx.x) % 32;
+  __syncwarp();  // every lane is done with what was there
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll

@@ -129,7 +129,7 @@ class Plans {  // of one device
     return plans_.try_emplace(c, AttentionGraph(c), properties_.raw).first->second;
   }
   bool has(const Case& forward, const Case& backward) {  // says once for each shape that cuDNN refuses
-    const auto [it, first_time] = usable_.try_emplace(backward, false);
+    const auto [it, first_time] = usable_.try_emplace(forward, false);
     if (!first_time) return it->second;
     try {
       get(forward), get(backward);
