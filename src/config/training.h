@@ -4,6 +4,8 @@
 
 namespace octet {
 
+inline constexpr double kMostSteps = 1e12;  // limits keep products and sums of options within 64 bits
+
 struct DataConfig : Section {
   DataConfig() : Section("data") {}
   Option<std::vector<std::string>> train{
@@ -22,16 +24,21 @@ struct DataConfig : Section {
 
 struct TrainingConfig : Section {
   TrainingConfig() : Section("training") {}
-  Option<int64_t> steps{this, "steps", 0, "optimizer steps of the run (0: from training.tokens)", at_least(0)};
+  Option<int64_t> steps{this, "steps", 0, "optimizer steps of the run (0: from training.tokens)",
+                        between(0, kMostSteps)};
   Option<int64_t> tokens{this, "tokens", 0, "tokens of the run, rounded up to whole steps (0: from training.steps)",
-                         at_least(0)};
+                         between(0, 1e18)};
   Option<int64_t> stop_after{this, "stop_after", 0,
-                             "steps after which this process saves and ends, the run to be resumed later (0: never)", at_least(0)};
-  Option<int64_t> global_batch_size{this, "global_batch_size", 32, "sequences of a step over all ranks", at_least(1)};
-  Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once", at_least(1)};
-  Option<int64_t> seq_len{this, "seq_len", 0, "tokens of a sequence (0: model.max_position_embeddings)", at_least(0)};
+                             "steps after which this process saves and ends, the run to be resumed later (0: never)",
+                             between(0, kMostSteps)};
+  Option<int64_t> global_batch_size{this, "global_batch_size", 32, "sequences of a step over all ranks",
+                                    between(1, 1e9)};
+  Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once", between(1, 1e9)};
+  Option<int64_t> seq_len{this, "seq_len", 0, "tokens of a sequence (0: model.max_position_embeddings)",
+                          between(0, 2147483647)};
   Option<int64_t> seed{this, "seed", 1234, "of initialisation, data order and rounding", at_least(0)};
-  Option<int64_t> eval_every{this, "eval_every", 0, "steps between evaluations (0: only at the end)", at_least(0)};
+  Option<int64_t> eval_every{this, "eval_every", 0, "steps between evaluations (0: only at the end)",
+                             between(0, kMostSteps)};
   Option<int64_t> eval_sequences{this, "eval_sequences", 64, "sequences of the fixed validation set (0: no evaluation)",
                                  at_least(0)};
   Option<bool> deterministic{this, "deterministic", false,
@@ -65,11 +72,11 @@ struct ScheduleConfig : Section {
   Option<double> min_lr{this, "min_lr", 3e-5, "learning rate of the last step (default: a tenth of the peak)",
                         at_least(0)};
   Option<int64_t> warmup_steps{this, "warmup_steps", 0, "steps of linear warm-up; the last of them has the peak",
-                               at_least(0)};
+                               between(0, kMostSteps)};
   Option<int64_t> warmup_tokens{this, "warmup_tokens", 0, "the warm-up in tokens, rounded up to whole steps",
-                                at_least(0)};
+                                between(0, 1e18)};
   Option<int64_t> decay_steps{this, "decay_steps", 0, "wsd: steps of the decay (0: from schedule.decay_fraction)",
-                              at_least(0)};
+                              between(0, kMostSteps)};
   Option<double> decay_fraction{this, "decay_fraction", 0.1, "wsd: the decay as a share of all steps", between(0, 1)};
 };
 

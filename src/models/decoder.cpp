@@ -75,13 +75,13 @@ void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
   head_->evaluate(c, losses, final_norm(c, x), batch.targets);
 }
 
-void Decoder::logits(Context& c, const DeviceBatch& batch, Tensor y) {
+void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink& sink) {
   c.saved.reset();
   c.scratch.reset();
   const Tensor x = forward(c, embed(c, batch));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
   const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
-  head_->logits(c, y, final_norm(c, x));
+  head_->logits(c, final_norm(c, x), sink);
 }
 
 Tensor Decoder::embed(Context& c, const DeviceBatch& batch) {

@@ -42,7 +42,7 @@ class Decoder {
   // Forward and backward: loss += sum over valid targets, gradients += factor * theirs.
   void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, double factor);
   void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
-  void logits(Context&, const DeviceBatch&, Tensor y /*(N,V)*/);
+  void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
 
  private:
   Tensor embed(Context&, const DeviceBatch&);

@@ -24,19 +24,22 @@ void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets
 }
 
 void LossHead::evaluate(Context& c, Tensor losses, Tensor x, Tensor targets) {
-  const Arena::Scope scope(c.scratch);
-  const int64_t N = x.rows();
-  const Tensor buffer = c.scratch.alloc(x.dtype, {chunk(N), w_.shape[0]});
-  for (int64_t n = 0; n < N; n += chunk(N)) {
-    const int64_t rows = std::min(chunk(N), N - n);
-    const Tensor some = buffer.row_range(0, rows);
-    logits(c, some, x.row_range(n, rows));
-    cross_entropy(c.stream, losses.part(n, {rows}), some, targets.part(n, {rows}), options_.vocabulary, 0, Backward::no);
-  }
+  logits(c, x, [&](int64_t n, Tensor some) {
+    const Shape rows{some.rows()};
+    cross_entropy(c.stream, losses.part(n, rows), some, targets.part(n, rows), options_.vocabulary, 0, Backward::no);
+  });
 }
 
-void LossHead::logits(Context& c, Tensor y, Tensor x) {
-  gemm(c.stream, {.d = y, .a = {x}, .b = c.params.value(w_).by_cols(Precision::plain)});
+void LossHead::logits(Context& c, Tensor x, const Sink& sink) {
+  const Arena::Scope scope(c.scratch);
+  const int64_t N = x.rows();
+  const Factor w = c.params.value(w_).by_cols(Precision::plain);
+  const Tensor buffer = c.scratch.alloc(x.dtype, {chunk(N), w_.shape[0]});
+  for (int64_t n = 0; n < N; n += chunk(N)) {
+    const Tensor some = buffer.row_range(0, std::min(chunk(N), N - n));
+    gemm(c.stream, {.d = some, .a = {x.row_range(n, some.rows())}, .b = w});
+    sink(n, some);
+  }
 }
 
 }  // namespace octet::BACKEND

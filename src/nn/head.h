@@ -2,6 +2,8 @@
 // The end of a decoder: final norm, projection onto the vocabulary, cross-entropy; and its start, the token embedding.
 // Logits exist for a chunk of rows at a time: a chunk's loss, gradient and both products of its backward come at once.
 // Dimension key:  N rows   C channels   V vocabulary (padded)
+#include <functional>
+
 #include "nn/norm.h"
 
 namespace octet::BACKEND {
@@ -32,7 +34,8 @@ class LossHead {
   // loss += sum of the rows' losses; d (N,C) = factor * its gradient, dW += likewise. d may be x.
   void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/, double factor);
   void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);
-  void logits(Context&, Tensor y /*(N,V)*/, Tensor x /*(N,C)*/);
+  using Sink = std::function<void(int64_t first_row, Tensor logits /*(rows,V)*/)>;
+  void logits(Context&, Tensor x /*(N,C)*/, const Sink&);  // chunk by chunk, each gone when the next is made
 
  private:
   int64_t chunk(int64_t rows) const { return std::min(rows, options_.chunk); }

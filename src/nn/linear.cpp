@@ -6,8 +6,13 @@ namespace octet::BACKEND {
 
 Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const Options& options) {
   Shape shape = parts[0].shape;
-  for (size_t i = 1; i < parts.size(); ++i) shape.dim[0] += parts[i].shape[0];
-  recipe_ = b.recipe.linear(parts[0].name, options.layer, shape);
+  shape.dim[0] = 0;
+  std::vector<std::string> names;
+  for (const ParameterStore::Part& part : parts) {
+    shape.dim[0] += part.shape[0];
+    names.push_back(part.name);
+  }
+  recipe_ = b.recipe.linear(names, options.layer, shape);
   w_ = b.params.add(parts, {.std = options.std}, recipe_.w());
   if (!options.bias.empty()) b_ = b.params.add({{options.bias, {shape[0]}}}, {});
   if (!recipe_.fp8()) return;

@@ -85,6 +85,8 @@ class ParameterStore {
   int num_units() const { return int(units_.size()); }
   int64_t count() const;                                  // parameters, without padding
   DelayedScaling& weight_scales() { return scales_; }
+  // Where AdamW leaves a weight's maximum; null under delayed scaling, whose casts measure.
+  uint32_t* weight_amax(int slot) const { return options_.delayed_weights ? nullptr : scales_.measured(slot).amax; }
 
   // The local slices. Views of padding are never given.
   struct Local { Tensor master, m, v, grad, weights; int64_t first; };    // first: index within the parameter or group

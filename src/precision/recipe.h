@@ -3,6 +3,7 @@
 // override_linear_precision (fprop, dgrad, wgrad).
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tensor/operand.h"
 
@@ -21,8 +22,11 @@ struct LinearRecipe {                                  // of one Linear
 
 // What a model is declared with.
 struct Recipe {
-  // Of the Linear with this name (its first parameter's), in block `layer` of the model, with this shape.
-  std::function<LinearRecipe(const std::string& name, int64_t layer, Shape)> linear = [](auto&&...) { return LinearRecipe{}; };
+  // Of the Linear that has these parameters, one above the other, in block `layer` of the model; shape of all together.
+  std::function<LinearRecipe(const std::vector<std::string>& names, int64_t layer, Shape)> linear = [](auto&&...) {
+    return LinearRecipe{};
+  };
+  std::vector<std::string> report{};                    // a line for each Linear that was asked about
   DType gradient_format = DType::e5m2;                 // e4m3 under format "E4M3"
   bool evaluate_fp8 = false;
 };

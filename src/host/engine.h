@@ -1,0 +1,66 @@
+#pragma once
+// What each engine offers to the command line. An engine is the code of device/ to train/ compiled against one backend.
+#include <functional>
+
+#include "config/config.h"
+#include "config/plan.h"
+#include "config/product.h"
+#include "host/host.h"
+
+namespace octet {
+
+struct PlanResult {
+  MemoryPlan memory;               // of every arena, on each rank
+  WorkLog work;                    // of a warm step on one rank
+  std::vector<ProductShape> products;
+  int64_t parameters = 0;
+  std::vector<std::pair<std::string, Shape>> shapes;  // of each parameter, its vocabulary padded
+  std::vector<std::string> precision;  // a line for each product that is not what the config asked for, or all of them
+};
+
+struct TrainResult {
+  enum class End { finished, stopped, signalled } end = End::finished;
+  int64_t step = 0;                // steps done
+  double first_loss = 0, loss = 0, validation_loss = 0;
+  std::string checkpoint;          // the last one written
+};
+
+struct VerifyRequest {
+  std::string model, expected, trajectory;  // an HF folder, expected.safetensors, trajectory.json or none
+};
+struct VerifyLine {
+  std::string what;
+  double absolute = 0, relative = 0, metric = 0, tolerance = 0;  // metric: 1 - 2<x,y>/(|x|^2+|y|^2)
+  std::string measure;             // which of them the tolerance limits
+  bool ok = true;
+};
+
+struct BenchResult {
+  std::string device;
+  std::vector<double> step_seconds;
+  int64_t tokens_per_step = 0;     // of one rank
+  size_t peak_bytes = 0, planned_bytes = 0, baseline_bytes = 0;
+  WorkLog times;                   // seconds by kernel class, if profiled
+  double loss = 0;
+};
+struct BenchRequest {
+  int64_t steps = 10, warmup = 3;
+  bool profile = false;
+};
+
+using Planner = std::function<PlanResult(const RunConfig&)>;  // for the ranks and the card of this run
+
+struct Engine {
+  const char* name;
+  bool (*available)();
+  Target (*target)();              // of card 0
+  PlanResult (*plan)(const RunConfig&, int ranks, const Target&);   // of the plan engine; null in the others
+  TrainResult (*train)(const RunConfig&, Host&, const Planner&);
+  std::vector<VerifyLine> (*verify)(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
+  BenchResult (*bench)(const RunConfig&, Host&, const Planner&, const BenchRequest&);
+};
+namespace cpu { const Engine& engine(); }
+namespace gpu { const Engine& engine(); }   // cli/without_gpu.cpp where nvcc was not found
+namespace plan { const Engine& engine(); }
+
+}  // namespace octet

@@ -1,0 +1,13 @@
+#pragma once
+// From the config's section fp8 to what layers and scales are made with.
+#include "config/config.h"
+#include "precision/recipe.h"
+#include "precision/scaling.h"
+
+namespace octet::BACKEND {
+
+Recipe make_recipe(const RunConfig&);                     // refers to the config: it must outlive the recipe
+ScalingOptions activation_scaling(const Fp8Config&);
+ScalingOptions weight_scaling(const Fp8Config&);          // a history of one unless fp8.weight_scaling is "delayed"
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,224 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "data/safetensors_writer.h"
+#include "ops/tune.h"
+#include "train/weights.h"
+
+namespace octet::BACKEND {
+namespace {
+namespace fs = std::filesystem;
+constexpr int kFormat = 1;
+constexpr int64_t kChunk = int64_t{1} << 24;  // elements on the host at once
+
+HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
+
+// f(name in the file, tensor name, shape, local slice, first)
+template <class F>
+void for_each_moment(const ParameterStore& params, F&& f) {
+  params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
+    f(name + ".m", NamedShape{name, shape}, l.m, l.first);
+    f(name + ".v", NamedShape{name, shape}, l.v, l.first);
+  });
+}
+template <class F>
+void for_each_master(const ParameterStore& params, F&& f) {
+  params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
+    f(name, NamedShape{name, shape}, l.master, l.first);
+  });
+}
+
+// One file of tensors that lie in slices on all ranks.
+template <class ForEach>
+void write_slices(Session& s, const fs::path& path, const std::map<std::string, std::string>& metadata, ForEach&& for_each) {
+  const HfLayout layout = layout_of(s.config.model);
+  std::vector<StoredTensor> tensors;
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t) {
+    tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
+  });
+  const bool creates = s.host.rank() == 0;
+  if (!creates) s.host.barrier();
+  SafetensorsWriter writer(path, tensors, metadata, creates ? WriterRole::create : WriterRole::join);
+  if (creates) s.host.barrier();
+  if (s.shard->rank() == s.host.rank()) {                      // of replicas, the first writes
+    std::vector<std::byte> bytes;
+    for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+      const int64_t count = stored_count(ours, layout, first, t.numel());
+      for (int64_t i = 0; i < count; i += kChunk) {
+        const Tensor part = t.part(i, {std::min(kChunk, count - i)});
+        bytes.resize(part.bytes());
+        copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
+        s.stream.synchronize();
+        writer.write_bytes(stored, first + i, bytes);
+      }
+    });
+  }
+  writer.close();
+}
+
+// A name in the file may be longer than the parameter's (".m"): padding is found by the parameter's.
+void read_slice(Session& s, const SafetensorsModel& model, const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+  const SafetensorsModel::Place place = model.at(stored);
+  const std::vector<int64_t> shape = stored_shape(ours, layout_of(s.config.model));
+  if (place.entry->shape != shape)
+    bad_input(place.file->path().string(), ": ", stored, " has the shape ", to_string(place.entry->shape), "; this model's is ", to_string(shape));
+  std::vector<double> values;
+  for (int64_t i = 0; i < t.numel(); i += kChunk) {
+    const int64_t count = std::min(kChunk, t.numel() - i);
+    const int64_t held = stored_count(ours, layout_of(s.config.model), first + i, count);
+    values.assign(size_t(count), 0.);                          // the vocabulary's padding is zero
+    if (held > 0) model.read(place, first + i, held, values.data());
+    from_host(s.stream, t.part(i, {count}), values);
+  }
+}
+
+void write_scales(Session& s, const fs::path& path) {
+  std::vector<StoredTensor> tensors;
+  std::map<std::string, std::string> metadata;
+  std::vector<std::pair<std::string, DelayedScaling::Snapshot>> all;
+  all.emplace_back("activations", s.scaling.save(s.stream));
+  all.emplace_back("weights", s.params.weight_scales().save(s.stream));
+  for (const auto& [kind, snapshot] : all) {
+    const int64_t S = int64_t(snapshot.names.size());
+    if (S == 0) return;
+    tensors.push_back({kind + ".scale", DType::f32, {S}});
+    tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
+    tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
+    metadata[kind + ".names"] = json(snapshot.names).dump();
+    metadata[kind + ".updates"] = std::to_string(snapshot.updates);
+  }
+  SafetensorsWriter writer(path, tensors, metadata, WriterRole::create);
+  for (const auto& [kind, snapshot] : all) {
+    writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
+    writer.write(kind + ".history", 0, std::span<const float>(snapshot.rows));
+    const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end());
+    writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
+  }
+  writer.close();
+}
+
+void read_scales(Session& s, const fs::path& path) {
+  if (s.scaling.size() == 0) return;
+  if (!fs::exists(path)) {
+    log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
+    return;
+  }
+  const SafetensorsFile file(path);
+  const auto read = [&](const std::string& kind, DelayedScaling& scales) {
+    const auto& meta = file.metadata();
+    if (!meta.contains(kind + ".names") || !meta.contains(kind + ".updates")) bad_input(path.string(), ": no names of ", kind, "; it was not written by octet");
+    DelayedScaling::Snapshot snapshot;
+    snapshot.names = parse_json(meta.at(kind + ".names"), path.string()).get<std::vector<std::string>>();
+    snapshot.updates = std::stoll(meta.at(kind + ".updates"));
+    snapshot.scale = file.read_all<float>(kind + ".scale");
+    snapshot.rows = file.read_all<float>(kind + ".history");
+    snapshot.history = file.at(kind + ".history").shape.at(0);
+    for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
+    const size_t S = snapshot.names.size();
+    if (snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history))
+      bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
+    const int found = scales.load(s.stream, snapshot);
+    if (found < scales.size()) log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind, " are missing and start cold");
+  };
+  read("activations", s.scaling);
+  read("weights", s.params.weight_scales());
+}
+
+int64_t step_of(const fs::path& folder) {  // of "step-00001000"; -1 if it is none
+  const std::string name = folder.filename().string();
+  if (name.size() < 6 || name.rfind("step-", 0) != 0 || name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
+  return std::stoll(name.substr(5));
+}
+std::vector<fs::path> complete_checkpoints(const fs::path& dir) {  // oldest first
+  std::vector<fs::path> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(dir, none))
+    if (step_of(entry.path()) >= 0 && fs::exists(entry.path() / "COMPLETE")) found.push_back(entry.path());
+  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return step_of(a) < step_of(b); });
+  return found;
+}
+
+void write_state(Session& s, const fs::path& folder, const RunState& r) {
+  const json state{{"format", kFormat}, {"step", r.step}, {"samples", r.samples}, {"updates", r.counters.updates}, {"skipped", r.counters.skipped},
+                   {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)}, {"ranks", s.host.size()}, {"config", resolved(s.config)}};
+  write_file(folder / "state.json", state.dump(2) + "\n");
+  json model = write_model_config(s.config.model, 5);
+  model["dtype"] = s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32";
+  write_file(folder / "config.json", model.dump(2) + "\n");
+  if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
+  const std::string tokenizer = s.config.data.tokenizer;
+  if (!tokenizer.empty() && fs::exists(tokenizer)) fs::copy_file(tokenizer, folder / "tokenizer.model", fs::copy_options::overwrite_existing);
+}
+}  // namespace
+
+std::string save_checkpoint(Trainer& trainer, const RunState& state) {
+  Session& s = trainer.session;
+  const fs::path dir = *s.config.checkpoint.dir;
+  std::string digits = std::to_string(state.step);
+  digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
+  const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
+  if (s.host.rank() == 0) {
+    fs::remove_all(staged);
+    make_folders(staged);
+  }
+  write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, [](auto& p, auto&& f) { for_each_master(p, f); });
+  write_slices(s, staged / "optimizer.safetensors", {}, [](auto& p, auto&& f) { for_each_moment(p, f); });
+  if (s.host.rank() == 0) {
+    write_scales(s, staged / "fp8.safetensors");
+    write_state(s, staged, state);
+  }
+  s.host.barrier();                                            // every rank's ranges are durable
+  if (s.host.rank() == 0) {
+    fs::remove_all(final);                                     // an incomplete one, or the same step saved again
+    rename_durably(staged, final);
+    write_file(final / "COMPLETE", "");
+    sync_path(final);
+    std::vector<fs::path> all = complete_checkpoints(dir);
+    const int64_t keep = s.config.checkpoint.keep;
+    for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) fs::remove_all(all[i]);
+  }
+  s.host.barrier();
+  return final.string();
+}
+
+std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir) {
+  const std::vector<fs::path> all = complete_checkpoints(dir);
+  if (all.empty()) return {};
+  return all.back();
+}
+
+RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
+  Session& s = trainer.session;
+  if (!fs::is_directory(folder)) bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
+  if (!fs::exists(folder / "COMPLETE")) bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
+  const json state = read_json((folder / "state.json").string());
+  const auto number = [&](const char* key) {
+    if (!state.contains(key) || !state[key].is_number_integer()) bad_input((folder / "state.json").string(), ": '", key, "' is missing or no integer");
+    return state[key].get<int64_t>();
+  };
+  if (number("format") != kFormat) bad_input((folder / "state.json").string(), ": format ", number("format"), "; this program reads ", kFormat, ": use the octet that wrote it");
+  RunState r{.step = number("step"), .samples = number("samples")};
+  r.counters.updates = uint32_t(number("updates"));
+  r.counters.skipped = uint32_t(number("skipped"));
+  r.data = std::stoull(state.value("data", "0"));
+  r.tokenizer = std::stoull(state.value("tokenizer", "0"));
+
+  const SafetensorsModel model(folder / "model.safetensors");
+  check_names(names_of(s.params), model, layout_of(s.config.model));
+  for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) { read_slice(s, model, stored, ours, t, first); });
+  if (fs::exists(folder / "optimizer.safetensors")) {
+    const SafetensorsModel moments(folder / "optimizer.safetensors");
+    for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) { read_slice(s, moments, stored, ours, t, first); });
+  }
+  read_scales(s, folder / "fp8.safetensors");
+  if (fs::exists(folder / "plans.jsonl")) import_plans(s.device, read_file(folder / "plans.jsonl"));
+  s.params.publish(s.stream, ParameterStore::Masters::changed);
+  trainer.restore(r.step, r.samples, r.counters);
+  return r;
+}
+
+}  // namespace octet::BACKEND

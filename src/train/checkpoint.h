@@ -1,0 +1,32 @@
+#pragma once
+// Checkpoints: a folder for each saved step.
+//   model.safetensors      masters under Hugging Face's names, vocabulary padding cut off: transformers can load it
+//   config.json            the model as transformers describes it
+//   optimizer.safetensors  NAME.m and NAME.v, moments
+//   fp8.safetensors        scales and histories by name, where there are any
+//   state.json             step, samples, counters, resolved config, fingerprints of data and tokenizer
+//   plans.jsonl            which product plans timing chose: the same bits after a resume
+//   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
+// A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed. Ranks
+// write their own ranges of the same files and read any: a run resumes on any number of ranks.
+#include <filesystem>
+#include <optional>
+
+#include "train/trainer.h"
+
+namespace octet::BACKEND {
+
+struct RunState {
+  int64_t step = 0, samples = 0;
+  StepState counters;
+  uint64_t data = 0, tokenizer = 0;      // fingerprints; 0: unknown
+};
+
+// Saves step `state.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its folder.
+std::string save_checkpoint(Trainer&, const RunState&);
+// Everything but the data's position, which the caller takes from what is returned.
+RunState load_checkpoint(Trainer&, const std::filesystem::path& folder);
+// The newest complete checkpoint below `dir`; none if there is none.
+std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir);
+
+}  // namespace octet::BACKEND

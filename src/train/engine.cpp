@@ -1,0 +1,24 @@
+#include <type_traits>
+
+#include "device/device.h"
+#include "train/entries.h"
+
+#define OCTET_NAME_(x) #x
+#define OCTET_NAME(x) OCTET_NAME_(x)
+
+namespace octet::BACKEND {
+
+static Target card_target() { return Device({}).target(); }
+
+const Engine& engine() {
+  static const Engine entries{.name = OCTET_NAME(BACKEND),
+                              .available = device_available,
+                              .target = card_target,
+                              .plan = plan_run,
+                              .train = train_run,
+                              .verify = verify_run,
+                              .bench = bench_run};
+  return entries;
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,12 @@
+#pragma once
+// The entry points of this engine, as host/engine.h lists them.
+#include "host/engine.h"
+
+namespace octet::BACKEND {
+
+PlanResult plan_run(const RunConfig&, int ranks, const Target&);
+TrainResult train_run(const RunConfig&, Host&, const Planner&);
+std::vector<VerifyLine> verify_run(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
+BenchResult bench_run(const RunConfig&, Host&, const Planner&, const BenchRequest&);
+
+}  // namespace octet::BACKEND

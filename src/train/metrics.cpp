@@ -1,0 +1,100 @@
+#include "train/metrics.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "config/peaks.h"
+
+namespace octet::BACKEND {
+namespace {
+template <class... Args>
+std::string print(const char* format, Args... args) {
+  std::array<char, 256> text;
+  std::snprintf(text.data(), text.size(), format, args...);
+  return text.data();
+}
+double flops_of(const WorkLog& work) {
+  double sum = 0;
+  for (const Work& w : work) sum += w.flops;
+  return sum;
+}
+}  // namespace
+
+Metrics::Metrics(const RunConfig& c, const PlanResult& plan, const std::string& device, Host& host)
+    : config_(c), speaks_(host.rank() == 0), tokens_(tokens_per_step(c)), ranks_(host.size()), flops_(flops_of(plan.work)),
+      peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16), memory_(plan.memory.total()) {
+  if (!speaks_) return;
+  log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters), " parameters, ",
+           human_bytes(double(memory_)), " reserved on each rank");
+}
+Metrics::~Metrics() = default;
+
+void Metrics::append(const std::string& line) {
+  if (!speaks_ || config_.log.file->empty()) return;
+  const std::filesystem::path path = *config_.log.file;
+  if (path.has_parent_path()) make_folders(path.parent_path());
+  std::ofstream out(path, std::ios::app);
+  out << line << '\n';
+  if (!out.flush()) throw SystemError(concat("cannot write ", path.string(), ": is the disk full?"));
+}
+
+void Metrics::truncate(int64_t step) {
+  if (!speaks_ || config_.log.file->empty() || !std::filesystem::exists(*config_.log.file)) return;
+  std::string kept, line;
+  std::istringstream in(read_file(*config_.log.file));
+  while (std::getline(in, line)) {
+    const json record = json::parse(line, nullptr, false);
+    if (!record.is_object() || record.value("step", int64_t{0}) <= step) kept += line + "\n";
+  }
+  write_file(*config_.log.file, kept);
+}
+
+void Metrics::start(int64_t begin, int64_t last) {
+  begin_ = begin;
+  last_ = last;
+  progress_ = std::make_unique<Progress>(ProgressSetup{.what = "training", .total = last, .done = begin, .unit = "steps",
+                                                       .shown = speaks_ && config_.log.progress, .line_seconds = 60});
+}
+
+void Metrics::step(const StepReport& r) {
+  const double rate = double(tokens_) / r.seconds / double(ranks_);
+  seconds_ += r.seconds;
+  trained_ += double(tokens_);
+  const double mfu = peak_ > 0 ? flops_ / r.seconds / peak_ : 0;
+  if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
+    std::string line = print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step), static_cast<long long>(last_),
+                             r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
+    if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
+    line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
+    if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
+    log_info(line);
+  }
+  json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
+              {"seconds", r.seconds}, {"skipped", r.state.skipped}};
+  if (peak_ > 0) record["mfu"] = mfu;
+  append(record.dump());
+  if (progress_) progress_->update(r.step, print("loss %.4f", r.loss));
+}
+
+void Metrics::evaluation(int64_t step, double loss) {
+  if (speaks_) log_info(print("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));
+  append(json{{"step", step}, {"validation_loss", loss}}.dump());
+}
+
+void Metrics::saved(const std::string& folder) {
+  if (speaks_) log_info("saved ", folder);
+}
+
+void Metrics::finish(const TrainResult& r) {
+  if (progress_) progress_->finish();
+  progress_.reset();
+  if (!speaks_ || seconds_ == 0) return;
+  log_info(print("%lld steps, %s tokens in %s, %s tokens/s/GPU", static_cast<long long>(r.step - begin_), human_count(trained_).c_str(),
+                 human_duration(seconds_).c_str(), human_count(trained_ / seconds_ / double(ranks_)).c_str()));
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,34 @@
+#pragma once
+// What a run says: a line for each step, a progress bar on a terminal, and metrics as lines of JSON.
+#include <memory>
+
+#include "base/progress.h"
+#include "train/trainer.h"
+
+namespace octet::BACKEND {
+
+class Metrics {
+ public:
+  Metrics(const RunConfig&, const PlanResult&, const std::string& device, Host&);
+  ~Metrics();
+  void truncate(int64_t step);                    // drops later steps from the metrics file: they will be done again
+  void start(int64_t begin, int64_t last);
+  void step(const StepReport&);
+  void evaluation(int64_t step, double loss);
+  void saved(const std::string& folder);
+  void finish(const TrainResult&);
+
+ private:
+  void append(const std::string& line);           // to the metrics file
+  const RunConfig& config_;
+  bool speaks_;                                   // rank 0
+  int64_t tokens_, ranks_;                        // of a step, all ranks
+  double flops_;                                  // of a step on one rank, attention counted causal
+  double peak_;                                   // FLOP/s of the card for this precision; 0: unknown
+  size_t memory_;
+  double seconds_ = 0, trained_ = 0;              // in steps, evaluation and saving excluded
+  int64_t begin_ = 0, last_ = 0;
+  std::unique_ptr<Progress> progress_;
+};
+
+}  // namespace octet::BACKEND

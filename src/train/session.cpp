@@ -1,0 +1,182 @@
+#include "train/session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/progress.h"
+#include "base/rng.h"
+#include "ops/tune.h"
+#include "precision/options.h"
+
+namespace octet::BACKEND {
+
+struct Session::Pinned {  // tokens, targets and order of one micro-batch on their way to the device
+  Pinned(Device& d, int64_t n) : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(3 * n) * sizeof(int32_t)))) {}
+  ~Pinned() { pinned_free(data); }
+  Event arrived;
+  int32_t* data;
+  bool used = false;
+};
+
+namespace {
+constexpr size_t kUploads = 4;  // micro-batches that the host may run ahead
+
+int64_t shard_degree(const RunConfig& c, const Host& host) {
+  const int64_t degree = c.parallel.shard_degree ? int64_t(c.parallel.shard_degree) : host.size();
+  if (host.size() % degree) bad_input("parallel.shard_degree ", degree, " does not divide the ", host.size(), " ranks");
+  return c.parallel.zero_stage == 0 ? 1 : degree;  // stage 0 shards nothing: all ranks are replicas
+}
+
+ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
+  const DType plain = c.precision.param_dtype;
+  const bool checking = plain == DType::f64;  // derivatives are checked with everything in f64
+  const auto type = [&](DType t) { return checking ? DType::f64 : t; };
+  return {.plain = plain,
+          .master = type(c.precision.master_dtype),
+          .moment = type(c.precision.moment_dtype),
+          .grad = type(c.precision.grad_dtype),
+          .reduce = type(c.precision.reduce_dtype),
+          .zero_stage = int(c.parallel.zero_stage),
+          .trains = purpose == Purpose::train,
+          .evaluate_fp8 = c.fp8.enabled && c.fp8.eval,
+          .delayed_weights = c.fp8.weight_scaling == WeightScaling::delayed,
+          .weight_scaling = weight_scaling(c.fp8)};
+}
+
+// Before memory is taken: product plans are timed in it, and what cannot fit is said now.
+void prepare(Stream& s, const PlanResult& plan) {
+  Device& d = s.device();
+  const size_t total = d.total_bytes(), used = d.used_bytes(), needed = plan.memory.total();
+  if (plan.memory != MemoryPlan::unbounded() && needed > total - std::min(used, total)) {
+    std::string items;
+    for (size_t i = 0; i < kMemoryNames.size(); ++i) items += concat("\n  ", kMemoryNames[i], "  ", human_bytes(double(plan.memory.bytes[i])));
+    bad_input("this run needs ", human_bytes(double(needed)), " on each rank; ", d.name(), " has ", human_bytes(double(total - std::min(used, total))), " free", items,
+              "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more (parallel.zero_stage, more ranks), ",
+              "or store moments in bf16 (precision.moment_dtype)");
+  }
+  tune_products(s, plan.products);
+}
+
+// Rows 0..N-1 sorted by token, stable: a counting sort.
+void sort_by_token(const std::vector<int32_t>& tokens, int64_t vocabulary, int32_t* order) {
+  std::vector<int32_t> start(size_t(vocabulary) + 1, 0);
+  for (int32_t t : tokens) ++start[size_t(t) + 1];
+  for (size_t v = 1; v < start.size(); ++v) start[v] += start[v - 1];
+  for (size_t n = 0; n < tokens.size(); ++n) order[start[size_t(tokens[n])]++] = int32_t(n);
+}
+}  // namespace
+
+Device::Options options_for(const RunConfig& c, const Host& host) {
+  Device::Options o{.index = host.local_rank(), .deterministic = c.training.deterministic, .poison = c.memory.poison, .plan_cache = c.memory.plan_cache};
+  o.target.cudnn = c.model.attention != AttentionKind::native;
+  return o;
+}
+
+Samples samples_of(const Loader& loader) {
+  return {[&loader](int64_t first, int64_t count) { return loader.batch(first, count); },
+          [&loader](int64_t first, int64_t count) { return loader.valid_targets(first, count); }};
+}
+
+Samples random_samples(const RunConfig& c) {
+  const int64_t T = c.training.seq_len, V = c.model.vocab_size;
+  const uint64_t seed = uint64_t(*c.training.seed);
+  return {[=](int64_t first, int64_t count) {
+            Batch b{.batch = count, .seq_len = T};
+            for (int64_t i = first * T; i < (first + count) * T; ++i) {
+              b.tokens.push_back(int32_t(random_bits(seed, 1, uint64_t(i)) % uint64_t(V)));
+              b.targets.push_back(int32_t(random_bits(seed, 2, uint64_t(i)) % uint64_t(V)));
+            }
+            return b;
+          },
+          [=](int64_t, int64_t count) { return count * T; }};
+}
+
+Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose purpose, const Device::Options& options)
+    : config(c),
+      host(h),
+      device(options),
+      stream(device),
+      arenas((prepare(stream, plan), stream), plan.memory),
+      world(make_comm(device, host)),
+      shard(world.get()),
+      recipe(make_recipe(config)),
+      scaling(activation_scaling(config.fp8)),
+      params([&]() -> Comm& {
+        const int64_t degree = shard_degree(config, host);
+        if (degree < host.size()) {
+          shard_host = host.split(int(host.rank() / degree), int(degree));
+          replica_host = host.split(int(host.rank() % degree), int(host.size() / degree));
+          own_shard = make_comm(device, *shard_host);
+          replica = make_comm(device, *replica_host);
+          shard = own_shard.get();
+        }
+        return *shard;
+      }(), replica.get(), parameter_options(config, purpose)),
+      model({params, scaling, recipe}, config.model,
+            {.recompute_blocks = config.memory.recompute_blocks, .max_tokens = config.training.seq_len, .head_chunk = config.memory.head_chunk}) {
+  const int64_t n = config.training.micro_batch_size * config.training.seq_len;
+  Arena& persistent = arenas[Memory::weights];
+  params.materialise(stream, arenas, uint64_t(*config.training.seed));
+  scaling.materialise(stream, persistent);
+  model.materialise(stream, persistent);
+  for (Tensor* t : {&tokens_, &targets_, &order_}) *t = persistent.alloc(DType::i32, {n});
+  losses_ = persistent.alloc(wide(config.precision.param_dtype), {n});
+  sums_ = persistent.alloc(DType::f64, {2});
+  for (size_t i = 0; i < kUploads; ++i) pinned_.push_back(std::make_unique<Pinned>(device, n));
+}
+Session::~Session() = default;
+
+Context Session::context(Pass pass) {
+  return {.stream = stream, .params = params, .scaling = scaling, .saved = arenas[Memory::saved], .scratch = arenas[Memory::scratch],
+          .pass = pass, .B = config.training.micro_batch_size, .T = config.training.seq_len};
+}
+
+Comm* Session::amax_group() const {
+  switch (config.fp8.reduce_amax ? *config.fp8.reduce_group : ReduceGroup::none) {
+    case ReduceGroup::world: return world.get();
+    case ReduceGroup::shard: return shard;
+    case ReduceGroup::replica: return replica.get();
+    case ReduceGroup::none: return nullptr;
+  }
+  return nullptr;
+}
+
+DeviceBatch Session::upload(const Batch& batch) {
+  const int64_t n = int64_t(batch.tokens.size());
+  CHECK(n == tokens_.numel(), "a micro-batch of ", n, " tokens where ", tokens_.numel(), " were planned");
+  Pinned& p = *pinned_[uploads_++ % kUploads];
+  if (p.used) p.arrived.synchronize();
+  p.used = true;
+  std::memcpy(p.data, batch.tokens.data(), size_t(n) * sizeof(int32_t));
+  std::memcpy(p.data + n, batch.targets.data(), size_t(n) * sizeof(int32_t));
+  sort_by_token(batch.tokens, config.model.vocab_size, p.data + 2 * n);
+  for (int i = 0; const Tensor& t : {tokens_, targets_, order_}) copy_to_device(stream, t.data, p.data + n * i++, t.bytes());
+  p.arrived.record(stream);
+  return {.tokens = tokens_, .targets = targets_, .order = order_};
+}
+
+double Session::loss(const Samples& samples, int64_t first, int64_t count) {
+  const int64_t M = config.training.micro_batch_size, R = host.size();
+  double valid = 0;
+  fill_zero(stream, sums_);
+  Context c = context(Pass::evaluate);
+  for (int64_t begin = 0; begin < count; begin += R * M) {  // every rank runs as often as the others: collectives match
+    const int64_t mine = begin + host.rank() * M, some = std::clamp<int64_t>(count - mine, 0, M);
+    Batch batch = samples.batch(first + (some ? mine : 0), some ? some : 1);
+    if (!some) std::fill(batch.targets.begin(), batch.targets.end(), kIgnore);
+    batch.tokens.resize(size_t(tokens_.numel()), 0);        // a short batch is filled up with rows without loss
+    batch.targets.resize(size_t(tokens_.numel()), kIgnore);
+    valid += double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
+    model.evaluate(c, upload(batch), losses_);
+    sum(stream, sums_.part(0, {1}), losses_);
+  }
+  const Tensor total = sums_.part(1, {1});
+  copy_to_device(stream, total.data, &valid, sizeof valid);
+  world->all_reduce(stream, sums_, Reduce::sum);
+  double home[2];
+  copy_to_host(stream, home, sums_.data, sizeof home);
+  stream.synchronize();
+  return home[0] / std::max(1., home[1]);
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,53 @@
+#pragma once
+// Session: a model alive on one rank's device. What training, evaluation, verification and benchmarks have in common.
+#include "config/config.h"
+#include "data/loader.h"
+#include "host/engine.h"
+#include "models/model.h"
+
+namespace octet::BACKEND {
+
+// Where batches come from: a loader, files of golden values, or random tokens. Samples are counted over the whole run.
+struct Samples {
+  std::function<Batch(int64_t first, int64_t count)> batch;
+  std::function<int64_t(int64_t first, int64_t count)> valid_targets;
+};
+Samples samples_of(const Loader&);                         // the loader outlives it
+Samples random_samples(const RunConfig&);                  // uniform tokens, for plans and benchmarks
+
+Device::Options options_for(const RunConfig&, const Host&);
+
+enum class Purpose : uint8_t { train, evaluate };
+class Session {
+ public:
+  // device: options_for(config, host), or the plan's target.
+  Session(const RunConfig&, Host&, const PlanResult&, Purpose, const Device::Options& device);
+  ~Session();
+  Context context(Pass pass);
+  Comm* amax_group() const;                                // ranks that agree on FP8 scales; null: each for itself
+  // Copies a micro-batch to the device. Tensors stay as they are until the next upload.
+  DeviceBatch upload(const Batch&);
+  double loss(const Samples&, int64_t first, int64_t count);  // mean over the valid targets of samples, all ranks together
+  Tensor loss_total() const { return sums_.part(0, {1}); }    // f64, for whoever trains without a Trainer
+
+  const RunConfig& config;
+  Host& host;
+  std::unique_ptr<Host> shard_host, replica_host;          // of hybrid sharding
+  Device device;
+  Stream stream;
+  Arenas arenas;
+  std::unique_ptr<Comm> world, own_shard, replica;         // replica: ranks that hold the same slices; null if alone
+  Comm* shard;                                             // ranks that share slices out: the world, or own_shard
+  Recipe recipe;
+  DelayedScaling scaling;
+  ParameterStore params;
+  Decoder model;
+
+ private:
+  struct Pinned;                                           // host side of an upload under way
+  Tensor tokens_{}, targets_{}, order_{}, losses_{}, sums_{};
+  std::vector<std::unique_ptr<Pinned>> pinned_;
+  size_t uploads_ = 0;
+};
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,108 @@
+#include "train/trainer.h"
+
+#include <cstddef>
+
+#include "base/rng.h"
+#include "ops/workspace.h"
+
+namespace octet::BACKEND {
+
+struct Trainer::InFlight {
+  explicit InFlight(Device& d) : begin(d), end(d), state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))) {}
+  ~InFlight() { pinned_free(state); }
+  Event begin, end;
+  StepState* state;
+  double valid_targets = 1, lr = 0;
+  int64_t step = -1;
+};
+
+Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, const Device::Options& device)
+    : session(config, host, plan, Purpose::train, device) {
+  Arena& persistent = session.arenas[Memory::weights];
+  state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});
+  partial_ = persistent.alloc(DType::f64, {partial_sums(session.device.target())});
+  fill_zero(session.stream, state_);
+  for (auto& f : flights_) f = std::make_unique<InFlight>(session.device);
+}
+Trainer::~Trainer() = default;
+
+Tensor Trainer::record(size_t offset, DType t, int64_t count) const {
+  return Tensor{static_cast<char*>(state_.data) + offset, t, {count}};
+}
+
+// Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the device.
+void Trainer::step(const Samples& samples) {
+  Session& s = session;
+  const RunConfig& config = s.config;
+  const int64_t G = config.training.global_batch_size, M = config.training.micro_batch_size;
+  const int64_t micro_steps = octet::micro_steps(config, s.host.size());
+  const int64_t first = samples_ + s.host.rank() * micro_steps * M;   // this rank's share is contiguous
+  const double valid = double(std::max<int64_t>(1, samples.valid_targets(samples_, G)));
+  const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1), squares = record(offsetof(StepState, squares), DType::f64, 1);
+  InFlight& flight = *flights_[size_t(step_ % 2)];
+  flight.begin.record(s.stream);
+
+  s.params.zero_gradients(s.stream);
+  fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay
+  for (int64_t m = 0; m < micro_steps; ++m) {
+    const bool last = m + 1 == micro_steps;
+    Context c = s.context(Pass::train);
+    c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
+    s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
+    if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
+  }
+
+  s.params.for_each_gradient([&](Tensor g) { sum_of_squares(s.stream, squares, g, partial_); });
+  s.world->all_reduce(s.stream, loss, Reduce::sum);
+  s.shard->all_reduce(s.stream, squares, Reduce::sum);                 // replicas hold the same slices
+  finish_gradients(s.stream, state_, config.optimizer.clip);
+
+  flight.lr = learning_rate(config.schedule, step_, total_steps(config), tokens_per_step(config));
+  update(flight.lr);
+  s.params.publish(s.stream, ParameterStore::Masters::stepped);
+
+  flight.step = ++step_;
+  samples_ += G;
+  flight.valid_targets = valid;
+  copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
+  flight.end.record(s.stream);
+}
+
+void Trainer::update(double lr) {
+  const OptimizerConfig& o = session.config.optimizer;
+  std::vector<AdamwPiece> pieces;
+  session.params.for_each_group([&](const std::string& name, const Param& p, const ParameterStore::Local& l) {
+    if (l.master.numel() == 0) return;                                 // all of it is other ranks'
+    uint32_t* amax = p.slot >= 0 ? session.params.weight_amax(p.slot) : nullptr;
+    pieces.push_back({.master = l.master, .m = l.m, .v = l.v, .grad = l.grad, .weights = l.weights, .amax = amax,
+                      .decay = p.shape.rank >= 2 ? double(o.weight_decay) : 0., .stream = hash(name), .first = l.first});
+  });
+  const AdamwSettings settings{.lr = lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps,
+                               .seed = uint64_t(*session.config.training.seed), .step = uint64_t(step_)};
+  adamw(session.stream, pieces, settings, state_);
+}
+
+StepReport Trainer::report(int64_t step) {
+  InFlight& f = *flights_[size_t((step - 1) % 2)];
+  CHECK(f.step == step, "step ", step, " is reported too late");
+  f.end.synchronize();
+  return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state};
+}
+
+double Trainer::evaluate(const Samples& samples, int64_t sequences) { return session.loss(samples, 0, sequences); }
+
+StepState Trainer::state() {
+  StepState home;
+  copy_to_host(session.stream, &home, state_.data, sizeof home);
+  session.stream.synchronize();
+  return home;
+}
+
+void Trainer::restore(int64_t step, int64_t samples, const StepState& state) {
+  step_ = step;
+  samples_ = samples;
+  copy_to_device(session.stream, state_.data, &state, sizeof state);
+  session.stream.synchronize();
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,170 @@
+// octet verify: this program against reference values of another one, at the tolerances of a reader who trusts neither.
+#include <algorithm>
+#include <cmath>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "train/entries.h"
+#include "train/trainer.h"
+#include "train/weights.h"
+
+namespace octet::BACKEND {
+namespace {
+
+// Sums over the elements of a tensor, of all ranks' parts.
+struct Comparison {
+  double dot = 0, xx = 0, yy = 0, difference = 0, absolute = 0;
+  void add(double x, double y) {
+    dot += x * y, xx += x * x, yy += y * y, difference += (x - y) * (x - y);
+    absolute = std::isnan(x - y) ? x - y : std::max(absolute, std::abs(x - y));
+  }
+  void merge(const Comparison& o) {
+    dot += o.dot, xx += o.xx, yy += o.yy, difference += o.difference;
+    absolute = std::isnan(o.absolute) ? o.absolute : std::max(absolute, o.absolute);
+  }
+  double relative() const { return difference == 0 ? 0 : std::sqrt(difference / yy); }
+  double metric() const { return xx + yy == 0 ? 0 : 1 - 2 * dot / (xx + yy); }
+};
+
+class Report {
+ public:
+  Report(Host& host, bool bf16) : host_(host), bf16_(bf16) {}
+  enum class Limit { absolute, relative, metric };
+  // fp32 has one tolerance, bf16 another.
+  void line(const std::string& what, Comparison c, std::pair<Limit, double> fp32, std::pair<Limit, double> bf16) {
+    std::vector<Comparison> all(size_t(host_.size()));
+    host_.all_gather(all.data(), &c, sizeof c);
+    Comparison sum;
+    for (const Comparison& part : all) sum.merge(part);
+    const auto [limit, tolerance] = bf16_ ? bf16 : fp32;
+    const double got = limit == Limit::absolute ? sum.absolute : limit == Limit::relative ? sum.relative() : sum.metric();
+    lines.push_back({what, sum.absolute, sum.relative(), sum.metric(), tolerance,
+                     limit == Limit::absolute ? "absolute" : limit == Limit::relative ? "relative" : "metric", got <= tolerance});
+  }
+  void scalar(const std::string& what, double x, double y, double fp32, double bf16) {
+    Comparison c;
+    if (host_.rank() == 0) c.add(x, y);
+    line(what, c, {Limit::relative, fp32}, {Limit::relative, bf16});
+  }
+  std::vector<VerifyLine> lines;
+
+ private:
+  Host& host_;
+  bool bf16_;
+};
+using Limit = Report::Limit;
+
+HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
+
+// Every rank computes the whole reference batch; R copies of it over R times the targets have its loss and gradients.
+void check_expected(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request, Report& report) {
+  const SafetensorsFile expected(request.expected);
+  const auto& ids = expected.at("input_ids");
+  if (ids.shape.size() != 2) bad_input(request.expected, ": input_ids has the shape ", to_string(ids.shape), "; expected [B, T]");
+  Batch batch{.tokens = expected.read_all<int32_t>("input_ids"), .targets = expected.read_all<int32_t>("labels"), .batch = ids.shape[0], .seq_len = ids.shape[1]};
+  RunConfig config = base;
+  config.training.seq_len.set(batch.seq_len);
+  config.training.micro_batch_size.set(batch.batch);
+  config.training.global_batch_size.set(batch.batch * host.size());
+  Session s(config, host, planner(config), Purpose::train, options_for(config, host));
+  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+
+  const int64_t V = config.model.vocab_size;
+  const auto want = expected.read_all<double>("logits");
+  Comparison logits;
+  Context e = s.context(Pass::evaluate);
+  s.model.logits(e, s.upload(batch), [&](int64_t first, Tensor rows) {
+    const auto got = to_host(s.stream, rows);
+    for (int64_t n = 0; n < rows.rows() && host.rank() == 0; ++n)
+      for (int64_t v = 0; v < V; ++v) logits.add(got[size_t(n * rows.cols() + v)], want[size_t((first + n) * V + v)]);
+  });
+  report.line("logits", logits, {Limit::absolute, 1e-5}, {Limit::metric, 5e-4});
+  const Samples samples{[&](int64_t, int64_t) { return batch; }, {}};
+  const double loss = s.loss(samples, 0, batch.batch * host.size());
+  report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
+
+  const double valid = double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
+  const Tensor total = s.loss_total();
+  s.params.zero_gradients(s.stream);
+  fill_zero(s.stream, total);
+  Context c = s.context(Pass::train);
+  s.model.train(c, s.upload(batch), total, 1 / (valid * host.size()));
+  s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
+    const Slice where = find_expected_gradient(name, shape.numel());
+    const auto& entry = expected.at(where.name);
+    const auto got = to_host(s.stream, l.grad);
+    const int64_t held = std::clamp<int64_t>(std::min(where.count, entry.numel() - where.first) - l.first, 0, int64_t(got.size()));
+    std::vector<double> reference(static_cast<size_t>(held));
+    expected.read(entry, where.first + l.first, held, reference.data());
+    Comparison gradient;
+    for (size_t i = 0; i < reference.size(); ++i) gradient.add(got[i], reference[i]);
+    report.line("grad " + name, gradient, {Limit::relative, 1e-4}, {Limit::metric, 5e-4});
+  });
+}
+
+void check_trajectory(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request, Report& report) {
+  const json t = parse_json(read_file(request.trajectory), request.trajectory);
+  const json& h = t.at("hyper_parameters");
+  std::string batches_path = request.trajectory;
+  batches_path.replace(batches_path.rfind(".json"), 5, ".safetensors");
+  const SafetensorsFile file(batches_path);
+  const auto& shape = file.at("batches").shape;                      // [n, sequences, T+1]
+  const auto ids = file.read_all<int32_t>("batches");
+  const int64_t n = shape[0], G = shape[1], T = shape[2] - 1;
+  if (G % host.size()) bad_input(batches_path, ": its ", G, " sequences a step cannot be shared by ", host.size(), " ranks");
+  RunConfig config = base;
+  config.training.seq_len.set(T);
+  config.training.global_batch_size.set(G);
+  config.training.micro_batch_size.default_to(G / host.size());
+  config.training.steps.set(h.at("steps"));
+  config.schedule.kind.set(ScheduleKind::cosine);
+  config.schedule.lr.set(h.at("lr"));
+  config.schedule.min_lr.set(h.at("min_lr"));
+  config.schedule.warmup_steps.set(h.at("warmup"));
+  config.optimizer.beta1.set(h.at("beta1"));
+  config.optimizer.beta2.set(h.at("beta2"));
+  config.optimizer.eps.set(h.at("eps"));
+  config.optimizer.weight_decay.set(h.at("weight_decay"));
+  config.optimizer.clip.set(h.at("clip"));
+  const Samples samples{[&](int64_t first, int64_t count) {
+                          Batch b{.batch = count, .seq_len = T};
+                          for (int64_t i = first; i < first + count; ++i) {
+                            const int32_t* row = ids.data() + (i / G % n * G + i % G) * (T + 1);
+                            b.tokens.insert(b.tokens.end(), row, row + T);
+                            b.targets.insert(b.targets.end(), row + 1, row + T + 1);
+                          }
+                          return b;
+                        },
+                        [&](int64_t, int64_t count) { return count * T; }};
+  Trainer trainer(config, host, planner(config), options_for(config, host));
+  Session& s = trainer.session;
+  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+  for (int64_t i = 0; i < config.training.steps; ++i) {
+    trainer.step(samples);
+    const StepReport r = trainer.report(i + 1);
+    report.scalar(concat("step ", i, " loss"), r.loss, t.at("loss")[size_t(i)], 1e-5, 1e-2);
+    report.scalar(concat("step ", i, " norm"), r.state.norm, t.at("grad_norm")[size_t(i)], 1e-5, 1e-2);
+  }
+  s.params.for_each([&](const std::string& name, Shape, const ParameterStore::Local& l) {
+    const auto found = t.at("final_norms").find(name);
+    if (found == t.at("final_norms").end()) return;
+    double squares = 0;
+    for (double v : to_host(s.stream, l.master)) squares += v * v;
+    std::vector<double> all(size_t(host.size()));
+    host.all_gather(all.data(), &squares, sizeof squares);
+    double total = 0;                                                // replicas hold the same slices: each counts once
+    for (int r = 0; r < s.shard->size(); ++r) total += all[size_t(r)];
+    report.scalar("final norm " + name, std::sqrt(total), *found, 1e-5, 1e-2);
+  });
+}
+
+}  // namespace
+
+std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner, const VerifyRequest& request) {
+  Report report(host, config.precision.param_dtype == DType::bf16);
+  if (!request.expected.empty()) check_expected(config, host, planner, request, report);
+  if (!request.trajectory.empty()) check_trajectory(config, host, planner, request, report);
+  return report.lines;
+}
+
+}  // namespace octet::BACKEND
