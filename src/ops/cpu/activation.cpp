@@ -8,20 +8,20 @@ namespace octet::BACKEND {
 namespace {
 
 template <class R>
-R gelu_exact(R x) {
+[[gnu::always_inline]] inline R gelu_exact(R x) {
   return x * fast_phi(x);
 }
 template <class R>
-R gelu_exact_grad(R x) {
+[[gnu::always_inline]] inline R gelu_exact_grad(R x) {
   return fast_phi(x) + x * R(0.3989422804014326779) * fast_exp(R(-0.5) * x * x);
 }
 constexpr double kTwice = 2 * 0.7978845608028653559, kCubic = 0.044715;  // 2u = kTwice * (x + kCubic x^3)
 template <class R>
-R gelu_sigmoid(R x) {
+[[gnu::always_inline]] inline R gelu_sigmoid(R x) {
   return x * fast_sigmoid(R(kTwice) * (x + R(kCubic) * x * x * x));
 }
 template <class R>
-R gelu_sigmoid_grad(R x) {
+[[gnu::always_inline]] inline R gelu_sigmoid_grad(R x) {
   const R s = fast_sigmoid(R(kTwice) * (x + R(kCubic) * x * x * x));
   return s + x * s * (R(1) - s) * R(kTwice) * (R(1) + R(3 * kCubic) * x * x);
 }

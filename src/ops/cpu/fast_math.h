@@ -1,6 +1,6 @@
 #pragma once
 // exp and what follows from it, in fp32 without branches and calls, so that loops over rows vectorise; f64 takes the
-// library's functions: it is what derivatives are checked in.
+// library's functions: it is what derivatives are checked in. A loop vectorises only around what is inlined.
 #include "ops/cpu/rows.h"
 
 namespace octet::BACKEND {
@@ -8,12 +8,14 @@ namespace octet::BACKEND {
 // exp without a branch or a call, so that loops over rows vectorise: 2^n times a polynomial on [-ln2/2, ln2/2], about
 // 1 ulp; 0 below -87 (beside a weight of 1 that is nothing), no larger than exp(88); NaN stays NaN. The range is cut on
 // integers, because compilers keep branches on floats that may trap.
-inline float fast_exp(float x) {
+[[gnu::always_inline]] inline float fast_exp(float x) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low bits
   constexpr uint32_t k87 = std::bit_cast<uint32_t>(87.f), k88 = std::bit_cast<uint32_t>(88.f), kInfinity = 0x7f800000;
   const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
-  const bool number = size <= kInfinity;
-  const float y = std::bit_cast<float>(sign | (number & (size > k88) ? k88 : size));
+  const uint32_t number = 0u - uint32_t(size <= kInfinity);  // all ones or none, as are those below
+  const uint32_t large = number & (0u - uint32_t(size > k88)),
+                 none = number & (0u - uint32_t(bits > (k87 | 0x80000000u)));
+  const float y = std::bit_cast<float>(sign | (large & k88) | (~large & size));
   const float t = y * 1.44269504f + kRound, n = t - kRound;
   const float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -23,19 +25,18 @@ inline float fast_exp(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.f;
-  const uint32_t power = (std::bit_cast<uint32_t>(t) << 23) + 0x3f800000u,
-                 keep = number & (size > k87) & (sign != 0) ? 0u : ~0u;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(p * std::bit_cast<float>(power)) & keep);
+  const uint32_t power = (std::bit_cast<uint32_t>(t) << 23) + 0x3f800000u;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(p * std::bit_cast<float>(power)) & ~none);
 }
 inline double fast_exp(double x) { return std::exp(x); }
 
 template <class R>
-R fast_sigmoid(R x) {
+[[gnu::always_inline]] inline R fast_sigmoid(R x) {
   return R(1) / (R(1) + fast_exp(-x));
 }
 
 // erfc of z >= 0, relative error 1.2e-7 (Press et al., Numerical Recipes, "erfcc").
-inline float fast_erfc(float z) {
+[[gnu::always_inline]] inline float fast_erfc(float z) {
   const float t = 1.f / (1.f + 0.5f * z);
   float p = 0.17087277f;
   p = p * t - 0.82215223f;
@@ -52,7 +53,7 @@ inline double fast_erfc(double z) { return std::erfc(z); }
 
 // The normal distribution function, from its smaller tail: no digit is lost far below 0.
 template <class R>
-R fast_phi(R x) {
+[[gnu::always_inline]] inline R fast_phi(R x) {
   const R tail = R(0.5) * fast_erfc(std::fabs(x) * R(0.7071067811865475244));
   const R side = std::copysign(R(1), x);  // x < 0: tail, else 1 - tail, without a branch
   return (R(1) + side) / 2 - side * tail;
