@@ -121,8 +121,8 @@ struct Fp8Config : Section {
                                                         "[fprop, dgrad, wgrad]: true keeps that product in bf16"};
   Option<std::array<bool, 3>> fast_accum{
       this, "fast_accum", {true, false, false}, "[fprop, dgrad, wgrad]: true accumulates with fewer bits, faster"};
-  Option<int64_t> bf16_first_layers{this, "bf16_first_layers", 0, "first blocks that stay in bf16", at_least(0)};
-  Option<int64_t> bf16_last_layers{this, "bf16_last_layers", 0, "last blocks that stay in bf16", at_least(0)};
+  Option<int64_t> bf16_first_layers{this, "bf16_first_layers", 0, "first blocks that stay in bf16", between(0, 10000)};
+  Option<int64_t> bf16_last_layers{this, "bf16_last_layers", 0, "last blocks that stay in bf16", between(0, 10000)};
   Option<std::vector<std::string>> exclude{
       this, "exclude", {"lm_head", "embed*", "*.gate", "*.router"}, "layers that stay in bf16, as names with * and ?"};
   Option<bool> eval{this, "eval", false, "evaluate in FP8 (false: on bf16 weights)",
