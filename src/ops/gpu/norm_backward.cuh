@@ -29,7 +29,8 @@ __device__ inline void fetch(Pack<T>* to, const T* from) {
 }
 
 template <class T, int kVectors, int kStages, bool kCentre>
-__global__ void __launch_bounds__(512, kVectors == 1 ? 2 : 1) norm_backward_kernel(const NormBackward<T> f) {
+__global__ void __launch_bounds__(512, kVectors == 1 || (sizeof(T) == 2 && !kCentre) ? 2 : 1)
+    norm_backward_kernel(const NormBackward<T> f) {
   extern __shared__ uint4 dynamic[];
   __shared__ float room[2][64];
   auto* ring = reinterpret_cast<Pack<T>*>(dynamic);  // (kStages, 3, kVectors, threads)

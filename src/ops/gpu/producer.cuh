@@ -82,9 +82,22 @@ struct TurnedTile {  // 128 columns x 32 groups of 4 rows
   }
 };
 
+// Eight values into the row-wise forms; returns their codes, if any form wants them.
+template <DType kFormat, bool kTurn, class T>
+__device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8], float scale, uint32_t& amax) {
+  const uint32_t m = magnitude8(y);
+  amax = max(amax, m);
+  if (out.plain) store8(out.plain + at, pack<T>(y));
+  if (!kTurn && !out.q) return {};
+  const uint2 codes = encode8<kFormat>(y, scale, m);
+  if (out.q) *reinterpret_cast<uint2*>(out.q + at) = codes;
+  return codes;
+}
+
 template <class F, class T, DType kFormat, bool kTurn>
-__global__ void __launch_bounds__(256) produce_kernel(const F f, const Sink<T> out) {
-  constexpr int K = F::kWays;
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(const F f, const Sink<T> out) {
+  constexpr int K = F::kWays,
+                kBatch = K == 2 || sizeof(typename F::Raw) > 32 ? 2 : 4;  // rows in flight: registers for three blocks
   __shared__ TurnedTile tile[kTurn ? K : 1];
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = blockIdx.x * 16 + tx;
   const int64_t row0 = blockIdx.y * int64_t(128);
@@ -95,26 +108,23 @@ __global__ void __launch_bounds__(256) produce_kernel(const F f, const Sink<T> o
   for (int half = 0; half < 2; ++half) {
     const int group = half * 16 + ty;
     const int64_t n0 = row0 + group * 4;
-    typename F::Raw raw[4];
     uint2 codes[K][4] = {};
 #pragma unroll
-    for (int r = 0; r < 4; ++r)
-      if (n0 + r < out.rows) f.template load<true>(raw[r], n0 + r, place);
+    for (int r0 = 0; r0 < 4; r0 += kBatch) {
+      typename F::Raw raw[kBatch];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if (n0 + r >= out.rows) continue;
-      float y[K][8];
-      f.compute(y, raw[r], n0 + r, place);
+      for (int r = 0; r < kBatch; ++r)
+        if (n0 + r0 + r < out.rows) f.template load<true>(raw[r], n0 + r0 + r, place);
 #pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (!place.count[k]) continue;
-        const int64_t at = (n0 + r) * out.cols + place.col[k];
-        const uint32_t m = magnitude8(y[k]);
-        amax = max(amax, m);
-        if (out.plain) store8(out.plain + at, pack<T>(y[k]));
-        if (!kTurn && !out.q) continue;
-        codes[k][r] = encode8<kFormat>(y[k], scale, m);
-        if (out.q) *reinterpret_cast<uint2*>(out.q + at) = codes[k][r];
+      for (int r = 0; r < kBatch; ++r) {
+        const int64_t n = n0 + r0 + r;
+        if (n >= out.rows) continue;
+        float y[K][8];
+        f.compute(y, raw[r], n, place);
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          if (place.count[k])
+            codes[k][r0 + r] = emit<kFormat, kTurn>(out, n * out.cols + place.col[k], y[k], scale, amax);
       }
     }
     if constexpr (kTurn)
@@ -143,10 +153,11 @@ __global__ void __launch_bounds__(256) produce_kernel(const F f, const Sink<T> o
 template <class F, class T>
 __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays;
-  const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x, n = index / f.units;
+  const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x;
   const float scale = out.read_scale();
   uint32_t amax = 0;
-  if (n < out.rows) {
+  if (index < out.rows * f.units) {
+    const int64_t n = index / f.units;
     const Place place = f.place(int(index % f.units));
     typename F::Raw raw;
     float y[K][8];
@@ -218,10 +229,7 @@ __global__ void __launch_bounds__(256) flat_kernel(const G g, const Sink<T> out,
     if (first + i * 256 >= vectors) continue;
     float y[8];
     g.compute(y, raw[i]);
-    const uint32_t m = magnitude8(y);
-    amax = max(amax, m);
-    if (out.plain) store8(out.plain + at, pack<T>(y));
-    if (out.q) *reinterpret_cast<uint2*>(out.q + at) = encode8<kFormat>(y, scale, m);
+    emit<kFormat, false>(out, at, y, scale, amax);
   }
   block_amax(out.amax, amax);
   out.write_scale_inv();
