@@ -97,21 +97,16 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       device(options),
       stream(device),
       arenas((prepare(stream, plan), stream), plan.memory),
+      degree_(shard_degree(config, host)),
+      shard_host_(degree_ < host.size() ? host.split(int(host.rank() / degree_), int(degree_)) : nullptr),
+      replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_)) : nullptr),
       world(make_comm(device, host)),
-      shard(world.get()),
+      own_shard(shard_host_ ? make_comm(device, *shard_host_) : nullptr),
+      replica(replica_host_ ? make_comm(device, *replica_host_) : nullptr),
+      shard(own_shard ? own_shard.get() : world.get()),
       recipe(make_recipe(config)),
       scaling(activation_scaling(config.fp8)),
-      params([&]() -> Comm& {
-        const int64_t degree = shard_degree(config, host);
-        if (degree < host.size()) {
-          shard_host = host.split(int(host.rank() / degree), int(degree));
-          replica_host = host.split(int(host.rank() % degree), int(host.size() / degree));
-          own_shard = make_comm(device, *shard_host);
-          replica = make_comm(device, *replica_host);
-          shard = own_shard.get();
-        }
-        return *shard;
-      }(), replica.get(), parameter_options(config, purpose)),
+      params(*shard, replica.get(), parameter_options(config, purpose)),
       model({params, scaling, recipe}, config.model,
             {.recompute_blocks = config.memory.recompute_blocks, .max_tokens = config.training.seq_len, .head_chunk = config.memory.head_chunk}) {
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;

@@ -32,10 +32,14 @@ class Session {
 
   const RunConfig& config;
   Host& host;
-  std::unique_ptr<Host> shard_host, replica_host;          // of hybrid sharding
   Device device;
   Stream stream;
   Arenas arenas;
+ private:
+  int64_t degree_;                                         // ranks that share slices out
+  std::unique_ptr<Host> shard_host_, replica_host_;        // of hybrid sharding
+
+ public:
   std::unique_ptr<Comm> world, own_shard, replica;         // replica: ranks that hold the same slices; null if alone
   Comm* shard;                                             // ranks that share slices out: the world, or own_shard
   Recipe recipe;
