@@ -73,7 +73,7 @@ std::string help_of(const Command& c) {
   std::string text = concat("octet ", c.name, ": ", c.summary, "\n\nusage: octet ", c.name, " ", c.usage, "\n");
   if (!c.options.empty()) text += "\n";
   for (const OptionSpec& o : c.options) {
-    text += "  " + padded(concat("--", o.name, *o.value ? " " : "", o.value), 24) + o.help;
+    text += "  " + padded(concat("--", o.name, *o.value ? " " : "", o.value), 27) + o.help;
     if (*o.otherwise) text += concat(" (default ", o.otherwise, ")");
     text += "\n";
   }

@@ -75,6 +75,13 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
             {"tokens", tokens},
             {"micro_batches", micro_steps(config, ranks)},
             {"micro_batch_size", *config.training.micro_batch_size}}},
+          {"storage",
+           {{"weights", config.precision.param_dtype.chosen()},
+            {"gradients", config.precision.grad_dtype.chosen()},
+            {"reduced in", config.precision.reduce_dtype.chosen()},
+            {"masters", config.precision.master_dtype.chosen()},
+            {"moments", config.precision.moment_dtype.chosen()}}},
+          {"fp8", *config.fp8.enabled},
           {"precision", plan.precision}};
 }
 
@@ -144,8 +151,10 @@ void print(const json& plan) {
   for (const auto& [name, w] : plan["work"].items())
     std::printf("  %-22s %11s %12.3f %12.3f\n", name.c_str(), count(w["calls"]).c_str(),
                 w["flops"].get<double>() / 1e12, w["bytes"].get<double>() / 1e9);
-  if (plan["precision"].empty()) return;
-  std::printf("\nprecision of the products\n");
+  std::printf("\nprecision\n ");
+  for (const auto& [what, type] : plan["storage"].items())
+    std::printf(" %s %s,", what.c_str(), type.get<std::string>().c_str());
+  std::printf(" products of the blocks in %s\n", plan["fp8"] == true ? "fp8" : "the type of the weights");
   print_precision(plan["precision"]);
 }
 

@@ -35,7 +35,7 @@ TEST(ConfigErrors, MistypedValues) {
 
 TEST(ConfigErrors, DuplicateKeysAndBrokenJson) {
   expect_refused(with_config(R"({"training": {"steps": 5, "steps": 6}})"), {"c.json", "steps"});
-  expect_refused(with_config("{\n  \"training\": {\"steps\": }\n}"), {"c.json", "line 2"});
+  expect_refused(with_config("{\n  \"training\": {\"steps\": }\n}"), {"c.json:2:"});
 }
 
 TEST(ConfigErrors, MissingKeys) {
