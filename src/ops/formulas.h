@@ -16,11 +16,12 @@ template <class R> constexpr R silu_grad(R x) {
   return s * (R(1) + x * (R(1) - s));
 }
 
-// GELU: x * Phi(x), and its tanh form 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-template <class R> constexpr R gelu(R x) { return x * R(0.5) * (R(1) + std::erf(x * R(0.7071067811865475244))); }
+// GELU: x * Phi(x), Phi(x) = erfc(-x/sqrt(2)) / 2, which keeps its digits far below 0 where 1 + erf has none left;
+// and its tanh form 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+template <class R> constexpr R normal_cdf(R x) { return R(0.5) * std::erfc(x * R(-0.7071067811865475244)); }
+template <class R> constexpr R gelu(R x) { return x * normal_cdf(x); }
 template <class R> constexpr R gelu_grad(R x) {
-  return R(0.5) * (R(1) + std::erf(x * R(0.7071067811865475244))) +
-         x * R(0.3989422804014326779) * std::exp(R(-0.5) * x * x);
+  return normal_cdf(x) + x * R(0.3989422804014326779) * std::exp(R(-0.5) * x * x);
 }
 template <class R> constexpr R gelu_tanh(R x) {
   return R(0.5) * x * (R(1) + std::tanh(R(0.7978845608028653559) * (x + R(0.044715) * x * x * x)));

@@ -1,6 +1,4 @@
-#include <type_traits>
-
-#include "device/device.h"
+#include "ops/tune.h"
 #include "train/entries.h"
 
 #define OCTET_NAME_(x) #x
@@ -8,7 +6,11 @@
 
 namespace octet::BACKEND {
 
-static Target card_target() { return Device({}).target(); }
+static Target card_target() {
+  Target t = Device({}).target();
+  t.cudnn = has_cudnn() && t.compute_capability >= 90;
+  return t;
+}
 
 const Engine& engine() {
   static const Engine entries{.name = OCTET_NAME(BACKEND),

@@ -68,7 +68,7 @@ void sort_by_token(const std::vector<int32_t>& tokens, int64_t vocabulary, int32
 
 Device::Options options_for(const RunConfig& c, const Host& host) {
   Device::Options o{.index = host.local_rank(), .deterministic = c.training.deterministic, .poison = c.memory.poison, .plan_cache = c.memory.plan_cache};
-  o.target.cudnn = c.model.attention != AttentionKind::native;
+  o.target.cudnn = has_cudnn() && c.model.attention != AttentionKind::native;
   return o;
 }
 

@@ -1,4 +1,5 @@
 // Stands in for cudnn_attention.cu in a build without cuDNN.
+#include "ops/tune.h"
 #include "ops/gpu/attention.h"
 
 namespace octet::BACKEND {
@@ -10,5 +11,7 @@ void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&)
 void cudnn_attention_backward(Stream&, const AttentionBackward&, const Attention&) {
   CHECK(false, "built without cuDNN");
 }
+
+bool has_cudnn() { return false; }
 
 }  // namespace octet::BACKEND

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 
+#include "ops/tune.h"
 #include "device/gpu.h"
 #include "ops/gpu/attention.h"
 #include "ops/gpu/cudnn_graph.h"
@@ -228,5 +229,7 @@ void cudnn_attention_backward(Stream& s, const AttentionBackward& t, const Atten
   for (int64_t b = 0; b < a.B; b += c.B)
     for (int64_t g = 0; g < a.heads.G; g += c.G) backward_slice(s, c, t, a, b, g);
 }
+
+bool has_cudnn() { return true; }
 
 }  // namespace octet::BACKEND

@@ -71,8 +71,6 @@ void tune(Stream& s, const ProductKey& key) {
 
 std::vector<ProductShape> take_products(Device&) { return {}; }
 
-std::vector<ProductShape> take_products(Device&) { return {}; }  // the plan engine finds them
-
 void tune_products(Stream& s, std::span<const ProductShape> shapes) {
   ProductPlans& plans = ProductPlans::of(s.device());
   s.device().impl().workspace(

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) cross_entrop
     return;
   }
   const float hit = target < a.vocabulary ? float(row[target]) : NAN;  // read before anything is written
-  float m = -3.402823466e38f, sum = 0;
+  float m = -1e30f, sum = 0;  // below any logit, and m * log2(e) stays finite: inf - inf would be NaN
   for (int v0 = threadIdx.x; v0 < vectors; v0 += kUnroll * kThreads) {
     Pack<T> x[kUnroll];
 #pragma unroll

@@ -5,4 +5,5 @@ namespace octet::BACKEND {
 void tune_products(Stream&, std::span<const ProductShape>) {}
 std::string export_plans(Device&) { return {}; }
 void import_plans(Device&, const std::string&) {}
+bool has_cudnn() { return false; }
 }  // namespace octet::BACKEND
