@@ -14,7 +14,9 @@ int main(int argc, char** argv) {
   int code = 3;
   try {
     mpi = mpi_host(&argc, &argv);
-    return run_command({argv + 1, argv + argc}, mpi.get());
+    const int done = run_command({argv + 1, argv + argc}, mpi.get());
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw SystemError("cannot write to standard output");
+    return done;
   } catch (const Error& e) {
     message = e.what();
     code = e.exit_code();

@@ -8,9 +8,10 @@ const Engine& choose_engine(const RunConfig& config) {
   const Engine& gpu = gpu::engine();
   if (config.device == DeviceKind::cpu || (config.device == DeviceKind::automatic && !gpu.available()))
     return cpu::engine();
-  if (!gpu.available()) gpu.target();  // a build without the gpu engine says so
-  if (!gpu.available())
+  if (!gpu.available()) {
+    if (std::string_view(gpu.name) != "gpu") gpu.target();  // says that it was not built
     bad_input("device is cuda, but no CUDA device was found: check the driver with nvidia-smi, or set device=cpu");
+  }
   return gpu;
 }
 
@@ -40,6 +41,8 @@ int64_t count_ranks(const Arguments& arguments, const Host* mpi) {
 
 void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body) {
   if (mpi) return body(*mpi);
+  constexpr int64_t kMost = 256;  // it is for trying out
+  if (ranks > kMost) bad_input("--ranks ", ranks, ": at most ", kMost, " threads; start more ranks with mpirun");
   if (ranks > 1) return run_threads(int(ranks), body);
   LoneHost alone;
   body(alone);

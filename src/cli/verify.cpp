@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "cli/ranks.h"
+#include "cli/verify_files.h"
 
 namespace octet {
 namespace {
@@ -73,6 +74,7 @@ int verify(const Arguments& arguments, Host* mpi) {
     arguments.refuse("give the folder of a model, the file of expected values, and section.key=value behind them");
   const VerifyRequest request = request_of(arguments, words);
   const RunConfig config = config_of(arguments, words, request.model);
+  check_form(request, config.model);
   const int64_t ranks = count_ranks(arguments, mpi);
   log_as(config, mpi);
   const Engine& engine = choose_engine(config);

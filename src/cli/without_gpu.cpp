@@ -13,7 +13,7 @@ Result absent(Given...) {
 
 const Engine& engine() {
   static const Engine none{
-      .name = "gpu",
+      .name = "none",
       .available = [] { return false; },
       .target = absent<Target>,
       .plan = absent<PlanResult, const RunConfig&, int, const Target&>,

@@ -27,6 +27,12 @@ TEST(Help, OfTheConfigListsOptions) {
 
 TEST(Help, Version) { expect_done(octet_says({"--version"}), {"octet "}); }
 
+TEST(Help, AFullDiskIsNoSuccess) {
+  const Ran r = run({"sh", "-c", OCTET_BINARY " help > /dev/full"});
+  EXPECT_EQ(r.code, 3) << r;
+  EXPECT_TRUE(has(r.err, "standard output")) << r;
+}
+
 TEST(CommandLine, UnknownCommandsAndOptionsAreRefusedWithASuggestion) {
   expect_refused(octet_says({"trian"}), {"unknown command trian", "did you mean", "train", "octet help"});
   expect_refused(octet_says({"help", "verfy"}), {"verfy", "did you mean", "verify"});

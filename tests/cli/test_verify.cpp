@@ -84,6 +84,31 @@ TEST(Verify, BadFolders) {
   expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"config.json"});
 }
 
+TEST(Verify, FilesOfAnotherForm) {
+  const Scratch folder;
+  const auto model = copy_of("llama-gqa", folder);
+  const json good = json::parse(read_file(model / "trajectory.json"));
+  for (const char* key : {"hyper_parameters", "loss", "grad_norm", "final_norms"}) {
+    json bad = good;
+    bad.erase(key);
+    write_file(model / "trajectory.json", bad.dump());
+    expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"trajectory.json", key});
+  }
+  write_file(model / "trajectory.json", "[]");
+  expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"trajectory.json"});
+  expect_refused(octet_says({"verify", model, model / "model.safetensors", "--device", "cpu"}), {"input_ids"});
+  expect_refused(octet_says({"verify", model, golden("llama-tied/expected.safetensors"), "--device", "cpu"}),
+                 {"grad.lm_head.weight"});
+}
+
+TEST(Verify, AFailingRankEndsTheJobWithItsCode) {
+  const Ran r = run({"mpirun", "-np", "2", OCTET_BINARY, "verify", "no/such/folder"});
+  if (r.code == 127) GTEST_SKIP() << "no mpirun";
+  if (has(r.err, "built without MPI")) GTEST_SKIP() << "built without MPI";
+  EXPECT_EQ(r.code, 2) << r;
+  EXPECT_TRUE(has(r.err, "rank 0: octet: no/such/folder") || has(r.err, "rank 1: octet: no/such/folder")) << r;
+}
+
 TEST(Verify, BadOptions) {
   expect_refused(run(verify("llama-gqa", {"--dtype", "int8"})), {"param_dtype", "int8"});
   expect_refused(run(verify("llama-gqa", {"--trajectory", "t.txt"})), {"t.txt", ".json"});
