@@ -7,6 +7,7 @@
 namespace octet::BACKEND {
 
 std::unique_ptr<Block> llama_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
+std::unique_ptr<Block> neox_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
 
 // Of the projections that write into the residual stream; scaled by depth on request (GPT-2's rule).
 inline double residual_std(const ModelConfig& c) {

@@ -35,8 +35,13 @@ Operand Linear::input(Context& c, Tensor x) const {
   y.plain = x;
   return y;
 }
+Forms Linear::output_grad_forms() const {
+  Forms forms = recipe_.dy();
+  forms.plain = forms.plain || b_.unit >= 0;  // a bias gradient sums what is not rounded to FP8
+  return forms;
+}
 Operand Linear::output_grad(Context& c, int64_t rows) const {
-  return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, out()}, recipe_.dy(), dy_slot_);
+  return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, out()}, output_grad_forms(), dy_slot_);
 }
 Operand Linear::output_grad(Context& c, Tensor dy) const {
   Forms missing = recipe_.dy();

@@ -28,6 +28,7 @@ class Linear {
   const LinearRecipe& recipe() const { return recipe_; }
 
  private:
+  Forms output_grad_forms() const;
   LinearRecipe recipe_;
   Param w_, b_;
   int x_slot_ = -1, dy_slot_ = -1;
