@@ -6,13 +6,15 @@ namespace octet::BACKEND {
 namespace {
 // Padded so that products with the vocabulary keep 16-byte rows whatever the tokenizer; padding never leaves the program.
 int64_t padded(int64_t vocabulary) { return (vocabulary + 127) / 128 * 128; }
+
+constexpr int64_t kLogits = int64_t{1} << 28;  // at once: each chunk's product reads and writes all of the head's gradient
 }  // namespace
 
 Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
     : config_(c), options_(options), rope_dtype_(wide(b.params.options().plain)), inputs_(size_t(c.num_layers)), marks_(size_t(c.num_layers)) {
   const Architecture& names = architecture(c.arch);
   const Shape table{padded(c.vocab_size), c.hidden_size};
-  if (!options_.head_chunk) options_.head_chunk = 4096;
+  if (!options_.head_chunk) options_.head_chunk = std::max<int64_t>(256, kLogits / table[0] / 128 * 128);
   b.params.begin_unit("embedding", Residence::own);
   embedding_ = std::make_unique<Embedding>(b, names.embedding, table, c.initializer_range);
   for (int64_t l = 0; l < c.num_layers; ++l) {
