@@ -49,7 +49,8 @@ __device__ inline void take(float& m, float& sum, const float (&v)[8]) {
 template <class T>
 __device__ inline void merge(float& m, float& sum, float m2, float sum2) {
   const float top = fmaxf(m, m2);
-  sum = sum * exp_of<T>(m, top) + sum2 * exp_of<T>(m2, top);
+  // The larger side is not scaled at all: its factor is 1, which exp_of misses for the start value of a thread without data.
+  sum = (m == top ? sum : sum * exp_of<T>(m, top)) + (m2 == top ? sum2 : sum2 * exp_of<T>(m2, top));
   m = top;
 }
 
