@@ -17,19 +17,19 @@ template <class R> constexpr R silu_grad(R x) {
 }
 
 // GELU: x * Phi(x), Phi(x) = erfc(-x/sqrt(2)) / 2, which keeps its digits far below 0 where 1 + erf has none left;
-// and its tanh form 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+// and its tanh form 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
 template <class R> constexpr R normal_cdf(R x) { return R(0.5) * std::erfc(x * R(-0.7071067811865475244)); }
 template <class R> constexpr R gelu(R x) { return x * normal_cdf(x); }
 template <class R> constexpr R gelu_grad(R x) {
   return normal_cdf(x) + x * R(0.3989422804014326779) * std::exp(R(-0.5) * x * x);
 }
-template <class R> constexpr R gelu_tanh(R x) {
-  return R(0.5) * x * (R(1) + std::tanh(R(0.7978845608028653559) * (x + R(0.044715) * x * x * x)));
+template <class R> constexpr R gelu_tanh_argument(R x) {  // 2u
+  return R(2 * 0.7978845608028653559) * (x + R(0.044715) * x * x * x);
 }
+template <class R> constexpr R gelu_tanh(R x) { return x * sigmoid(gelu_tanh_argument(x)); }
 template <class R> constexpr R gelu_tanh_grad(R x) {
-  const R t = std::tanh(R(0.7978845608028653559) * (x + R(0.044715) * x * x * x));
-  return R(0.5) * (R(1) + t) +
-         R(0.5) * x * (R(1) - t * t) * R(0.7978845608028653559) * (R(1) + R(3 * 0.044715) * x * x);
+  const R s = sigmoid(gelu_tanh_argument(x)), rest = sigmoid(-gelu_tanh_argument(x));  // 1 - s, with its digits
+  return s + x * s * rest * R(2 * 0.7978845608028653559) * (R(1) + R(3 * 0.044715) * x * x);
 }
 
 constexpr float kLargestFloat = 3.402823466e38f;
