@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "cli/ranks.h"
 #include "config/peaks.h"
@@ -100,7 +101,8 @@ int bench(const Arguments& arguments, Host* mpi) {
   if (request.profile) {
     const Spread step = spread_of(result.step_seconds);
     report["profile"] = profile_of(result, plan, step);
-    print_profile(report["profile"], step);
+    if (report["profile"].empty()) log_warning("this device keeps no times of kernels: the profile is empty");
+    else print_profile(report["profile"], step);
   }
   std::printf("%s\n", report.dump().c_str());
   return 0;

@@ -35,6 +35,7 @@ class Process {
     const int err = ::open(err_.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(err, STDERR_FILENO);
+    ::setenv("OMP_WAIT_POLICY", "passive", 0);  // other tests run beside this one: waiting threads must not hold a core
     ::execvp(argv[0], argv.data());
     ::_exit(127);
   }
