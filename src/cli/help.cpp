@@ -56,7 +56,7 @@ int help(const Arguments& arguments, Host*) {
 }  // namespace
 
 std::string general_help() {
-  std::string text = "octet pretrains Llama models on NVIDIA GPUs or on a CPU.\n\nusage: octet COMMAND ...\n\n";
+  std::string text = "octet pretrains large language models on NVIDIA GPUs or on a CPU.\n\nusage: octet COMMAND ...\n\n";
   for (const Command& c : commands()) text += "  " + padded(c.name, 12) + c.summary + "\n";
   return text +
          "\nFrom text to a model:\n"

@@ -43,12 +43,15 @@ struct MemoryPlan {  // bytes of each arena
 // Kernel classes, by which work is counted (plan engine), timed (octet bench --profile) and reported.
 enum class Kernel : uint8_t {
   gemm_fp8, gemm_bf16, gemm_f32, attention_forward, attention_backward, norm, rope, activation, quantize,
-  embedding, loss, optimizer, elementwise, scaling, copy, all_gather, reduce_scatter, all_reduce, count
+  embedding, loss, optimizer, elementwise, scaling, copy, all_gather, reduce_scatter, all_reduce,
+  wait,  // of the computing stream for others: communication that is not hidden
+  count
 };
 constexpr const char* name_of(Kernel k) {
   return std::array{"gemm fp8",  "gemm bf16", "gemm fp32", "attention forward", "attention backward", "norm",
                     "rope",      "activation", "quantize", "embedding",         "loss",               "optimizer",
-                    "elementwise", "scaling",  "copy",     "all-gather",        "reduce-scatter",     "all-reduce"}[size_t(k)];
+                    "elementwise", "scaling",  "copy",     "all-gather",        "reduce-scatter",     "all-reduce",
+                    "waiting"}[size_t(k)];
 }
 struct Work {
   double flops = 0, bytes = 0, seconds = 0;  // seconds: only where an engine measured

@@ -27,7 +27,7 @@ WorkLog Device::take_work() { return {}; }
 bool device_available() { return true; }
 int device_count() { return 1; }
 
-Stream::Stream(Device& device, Priority) : device_(device) {}
+Stream::Stream(Device& device, Priority priority) : device_(device), priority_(priority) {}
 Stream::~Stream() = default;
 void Stream::synchronize() {}
 

@@ -52,9 +52,11 @@ class Stream {
   const Target& target() const { return device_.target(); }
   void synchronize();
   void* native() const { return native_; }
+  Priority priority() const { return priority_; }
 
  private:
   Device& device_;
+  Priority priority_;
   void* native_ = nullptr;
 };
 
@@ -64,7 +66,8 @@ class Event {  // a point in a stream
   ~Event();
   Event(const Event&) = delete;
   void record(Stream&);
-  void wait(Stream&) const;                       // work given to the stream from now on waits for this point
+  void wait(Stream&) const;                       // work given to the stream from now on waits for this point. If
+                                                  // profiling, a normal stream's waiting counts as Kernel::wait
   void synchronize() const;                       // the host waits for it
   double seconds_since(const Event& start) const; // both must have happened
 

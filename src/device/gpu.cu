@@ -128,7 +128,7 @@ WorkLog Profile::take() {
   return std::exchange(sums_, {});
 }
 
-Stream::Stream(Device& d, Priority priority) : device_(d) {
+Stream::Stream(Device& d, Priority priority) : device_(d), priority_(priority) {
   CUDA_CHECK(cudaSetDevice(d.impl().index));
   int lowest = 0, highest = 0;
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -154,7 +154,12 @@ Event::Event(Device& d) {
 }
 Event::~Event() { cudaEventDestroy(static_cast<cudaEvent_t>(native_)); }
 void Event::record(Stream& s) { CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(native_), raw(s))); }
-void Event::wait(Stream& s) const { CUDA_CHECK(cudaStreamWaitEvent(raw(s), static_cast<cudaEvent_t>(native_), 0)); }
+void Event::wait(Stream& s) const {
+  const auto wait = [&] { CUDA_CHECK(cudaStreamWaitEvent(raw(s), static_cast<cudaEvent_t>(native_), 0)); };
+  if (s.priority() == Stream::Priority::high) return wait();  // collectives wait for what they send: nothing is lost
+  const Timed timed(s, Kernel::wait);
+  wait();
+}
 void Event::synchronize() const { CUDA_CHECK(cudaEventSynchronize(static_cast<cudaEvent_t>(native_))); }
 double Event::seconds_since(const Event& start) const {
   float milliseconds = 0;

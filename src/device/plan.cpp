@@ -28,7 +28,7 @@ std::vector<ProductShape> take_products(Device& device) { return std::exchange(d
 bool device_available() { return true; }
 int device_count() { return 1; }
 
-Stream::Stream(Device& device, Priority) : device_(device) {}
+Stream::Stream(Device& device, Priority priority) : device_(device), priority_(priority) {}
 Stream::~Stream() = default;
 void Stream::synchronize() {}
 

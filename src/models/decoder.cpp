@@ -14,16 +14,17 @@ Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
     : config_(c), options_(options), rope_dtype_(wide(b.params.options().plain)), inputs_(size_t(c.num_layers)), marks_(size_t(c.num_layers)) {
   const Architecture& names = architecture(c.arch);
   const Shape table{padded(c.vocab_size), c.hidden_size};
+  const Init init{.std = c.initializer_range, .rows = c.vocab_size};
   if (!options_.head_chunk) options_.head_chunk = std::max<int64_t>(256, kLogits / table[0] / 128 * 128);
   b.params.begin_unit("embedding", Residence::own);
-  embedding_ = std::make_unique<Embedding>(b, names.embedding, table, c.initializer_range);
+  embedding_ = std::make_unique<Embedding>(b, names.embedding, table, init);
   for (int64_t l = 0; l < c.num_layers; ++l) {
     b.params.begin_unit(concat("block ", l), Residence::rotating);
     blocks_.push_back(names.block(b, c, l, rope_table_));
   }
   b.params.begin_unit("head", Residence::own);
   norm_ = std::make_unique<Norm>(b, names.final_norm, Norm::Options{names.norm, c.hidden_size, c.norm_eps});
-  const Param w = c.tie_embeddings ? embedding_->weight() : b.params.add({{names.head, table}}, {.std = c.initializer_range});
+  const Param w = c.tie_embeddings ? embedding_->weight() : b.params.add({{names.head, table}}, init);
   head_ = std::make_unique<LossHead>(w, LossHead::Options{.vocabulary = c.vocab_size, .chunk = options_.head_chunk});
 }
 
@@ -106,6 +107,7 @@ Tensor Decoder::forward(Context& c, Tensor x) {
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     const auto weights = c.params.acquire(c.stream, block_unit(l), use);
     if (l + 1 < config_.num_layers) c.params.prefetch(c.stream, block_unit(l + 1), use);
+    else c.params.prefetch(c.stream, head_unit(), evaluates ? use : Use::backward);
     const Arena::Scope scratch(c.scratch);
     const Tensor y = evaluates ? streams[size_t(l + 1) % 2] : c.saved.alloc(x.dtype, x.shape);
     marks_[size_t(l)] = c.saved.mark();

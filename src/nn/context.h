@@ -36,10 +36,13 @@ struct Context {
   Operand operand(Placement, Shape, Forms, int slot) const;
 
   // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to measure:
-  // the scale it casts with is then its own and leaves no trace.
+  // the scale it casts with is then its own and leaves no trace. A step whose health is asked for runs it once more: what is
+  // zero even with the largest scale was zero before the cast.
   template <class F>
   void produce(Operand y, F&& kernel) const {
-    if ((y.q || y.q_t) && scaling.measures_first()) {
+    const bool quantised = y.q || y.q_t;
+    const Tensor counts = quantised ? scaling.counts(y.slot) : Tensor{}, codes = y.q ? y.q : y.q_t;
+    if (quantised && scaling.measures_first(y.slot)) {
       const Tensor own = scratch.alloc(DType::f32, {8});  // scale, then amax 16 bytes on
       float* scale = own.ptr<float>();
       uint32_t* amax = reinterpret_cast<uint32_t*>(scale + 4);
@@ -48,7 +51,12 @@ struct Context {
       current_scale(stream, scale, amax, largest_of(y.slot.format), scaling.options().power_of_2);
       y.slot.scale = scale;
     }
+    if (counts) {
+      kernel(Operand{.q = y.q, .q_t = y.q ? Tensor{} : y.q_t, .slot = {scaling.largest_scale(), nullptr, y.slot.format}});
+      count_codes(stream, counts.part(4, {4}), codes);
+    }
     kernel(y);
+    if (counts) count_codes(stream, counts.part(0, {4}), codes);
   }
   float largest_of(DType format) const;  // with the margin taken off
 };

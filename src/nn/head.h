@@ -10,8 +10,8 @@ namespace octet::BACKEND {
 
 class Embedding {
  public:
-  Embedding(Builder b, const std::string& name, Shape shape /*(V,C)*/, double std)
-      : w_(b.params.add({{name, shape}}, {.std = std})) {}
+  Embedding(Builder b, const std::string& name, Shape shape /*(V,C)*/, Init init)
+      : w_(b.params.add({{name, shape}}, init)) {}
   void forward(Context& c, Tensor y /*(N,C)*/, Tensor tokens /*(N) i32*/) {
     embedding_forward(c.stream, y, tokens, c.params.value(w_).plain);
   }

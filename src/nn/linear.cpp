@@ -24,16 +24,20 @@ Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const 
 Operand Linear::input(Context& c, int64_t rows) const {
   if (c.evaluates_plain()) return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, in()}, {.plain = true}, -1);
   Arena* plain = recipe_.wgrad == Precision::plain ? &c.saved : &c.scratch;
-  return c.operand({plain, &c.scratch, &c.saved}, {rows, in()}, recipe_.x(), x_slot_);
+  return c.operand({plain, &c.scratch, &c.saved}, {rows, in()}, input_forms(c), x_slot_);
 }
 Operand Linear::input(Context& c, Tensor x) const {
   if (c.evaluates_plain()) return {.plain = x};
-  Forms missing = recipe_.x();
+  Forms missing = input_forms(c);
   missing.plain = false;
   Operand y = c.operand({&c.scratch, &c.scratch, &c.saved}, {x.rows(), in()}, missing, x_slot_);
   complete(c, y, x);
   y.plain = x;
   return y;
+}
+Forms Linear::input_forms(const Context& c) const {
+  if (c.pass != Pass::evaluate) return recipe_.x();
+  return {.plain = recipe_.fprop == Precision::plain, .q = recipe_.fprop == Precision::fp8};
 }
 Forms Linear::output_grad_forms() const {
   Forms forms = recipe_.dy();

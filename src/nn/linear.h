@@ -28,6 +28,7 @@ class Linear {
   const LinearRecipe& recipe() const { return recipe_; }
 
  private:
+  Forms input_forms(const Context&) const;
   Forms output_grad_forms() const;
   LinearRecipe recipe_;
   Param w_, b_;

@@ -7,6 +7,7 @@
 namespace octet::BACKEND {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+constexpr int64_t kStage = int64_t{1} << 22;  // elements
 constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);
 Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
 }  // namespace
@@ -20,8 +21,8 @@ MemoryPlan Arenas::peak() const {
   return p;
 }
 
-ParameterStore::ParameterStore(Comm& shard, Comm* replica, const ParameterOptions& options)
-    : shard_(shard), replica_(replica), options_(options), scales_(options.weight_scaling) {}
+ParameterStore::ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions& options)
+    : shard_(shard), replica_(replica), side_(side), point_(side.device()), options_(options), scales_(options.weight_scaling) {}
 
 int ParameterStore::begin_unit(std::string name, Residence residence) {
   units_.push_back({.name = std::move(name), .residence = residence});
@@ -63,7 +64,10 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
   lay_out(arenas);
   alloc_slices(arenas);
   scales_.materialise(s, arenas[Memory::weights]);
-  if (scales_.size()) scale_inv_ = arenas[Memory::weights].alloc(DType::f32, {scales_.size(), 4});
+  if (scales_.size()) {
+    scale_inv_ = arenas[Memory::weights].alloc(DType::f32, {scales_.size(), 4});
+    if (options_.cast_through_plain && options_.plain != options_.master) stage_ = arenas[Memory::weights].alloc(options_.plain, {kStage});
+  }
   initialise(s, seed);
   publish(s, Masters::changed);
 }
@@ -114,7 +118,7 @@ void ParameterStore::lay_out(const Arenas& arenas) {
   int64_t largest = 0;
   for (const Unit& u : units_)
     if (!u.forms.plain) largest = std::max(largest, u.segments[kFp8].size);
-  if (largest && !options_.evaluate_fp8) evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
+  if (largest && (!options_.evaluate_fp8 || gathers_plain())) evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
 }
 
 void ParameterStore::alloc_slices(const Arenas& arenas) {
@@ -146,7 +150,9 @@ void ParameterStore::initialise(Stream& s, uint64_t seed) {
   for (Unit& u : units_)
     for (const Entry& e : u.entries) {
       const Local l = local(u, e.segment, e.offset, e.shape.numel());
-      if (l.master.numel()) init_normal(s, l.master, e.init.mean, e.init.std, seed, hash(e.name), l.first);
+      const int64_t drawn = e.init.rows ? e.init.rows * e.shape[1] : e.shape.numel();
+      const int64_t count = std::clamp<int64_t>(drawn - l.first, 0, l.master.numel());
+      if (count) init_normal(s, l.master.part(0, {count}), e.init.mean, e.init.std, seed, hash(e.name), l.first);
     }
 }
 
@@ -154,18 +160,22 @@ void ParameterStore::publish(Stream& s, Masters masters) {
   if (!options_.delayed_weights) {
     if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
     scales_.update(s, &shard_, {});                       // all ranks agree before any of them casts
-    cast_slices(s);
-  } else {
-    cast_slices(s);
-    scales_.update(s, &shard_, {});
+  } else if (masters == Masters::stepped) {
+    scales_.update(s, &shard_, {});                       // with the maxima that the casts before these measured
+  } else if (scales_.size()) {
+    fill_zero(s, scales_.state().amax);                   // of weights that are gone
+    measure_masters(s);
+    scales_.fit_cold(s, shard_);
+    fill_zero(s, scales_.state().amax);                   // the casts measure what they read
   }
+  cast_slices(s);
   if (masters == Masters::changed && keeps_weights())
     for (Unit& u : units_)
       if (const Segment& g = u.segments[kPlain]; g.size) convert(s, slice(weights_[size_t(u.weights)].plain), g.master);
   for (Weights& w : weights_) w.unit = -1;
   evaluate_.unit = -1;
   if (keeps_weights())
-    for (Unit& u : units_) gather(s, u, Use::backward);
+    for (Unit& u : units_) start_gather(s, u, Use::backward);
 }
 
 void ParameterStore::measure_masters(Stream& s) {
@@ -184,9 +194,42 @@ void ParameterStore::cast_slices(Stream& s) {
       const int64_t at = (static_cast<char*>(l.master.data) - static_cast<char*>(segment.master.data)) /
                          int64_t(size_of(options_.master));
       const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.frozen(p.slot);
-      quantize(s, {.q = segment.q.part(at, {l.master.numel()}), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = slot},
-               l.master);
+      cast(s, {.q = segment.q.part(at, {l.master.numel()}), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = slot},
+           l.master, scales_.counts(p.slot));
     }
+}
+
+void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor counts) {
+  const auto into = [&](Operand to) {
+    if (!stage_) return quantize(s, to, master);
+    for (int64_t i = 0; i < master.numel(); i += kStage) {
+      const Shape some{std::min(kStage, master.numel() - i)};
+      const Tensor rounded = stage_.part(0, some);
+      convert(s, rounded, master.part(i, some));
+      to.q = y.q.part(i, some);
+      quantize(s, to, rounded);
+    }
+  };
+  if (!counts || !master.numel()) return into(y);
+  into({.q = y.q, .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // what is zero now is zero in the masters
+  count_codes(s, counts.part(4, {4}), y.q);
+  into(y);
+  count_codes(s, counts.part(0, {4}), y.q);
+}
+
+Stream& ParameterStore::beside(Stream& s) {
+  if (!overlaps()) return s;
+  point_.record(s);
+  point_.wait(side_);
+  return side_;
+}
+
+void ParameterStore::start_gather(Stream& s, Unit& u, Use use) {
+  gather(beside(s), u, use);
+  if (!overlaps()) return;
+  Weights& w = weights_[size_t(u.weights)];
+  w.ready = std::make_unique<Event>(side_.device());
+  w.ready->record(side_);
 }
 
 // The whole weights of a unit into its buffers.
@@ -207,8 +250,9 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   if (fp8.size) {
     if (w.q && !(use == Use::evaluate && !options_.evaluate_fp8)) {
       const Tensor whole = w.q.part(0, {fp8.size});
-      all_gather(whole, fp8.q);
-      if (w.q_t && use == Use::backward)
+      if (gathers_plain()) cast_gathered(s, u, use);
+      else all_gather(whole, fp8.q);
+      if (w.q_t && use == Use::backward && !gathers_plain())
         for (const Group& g : u.groups)
           if (const Param& p = g.param; p.forms.q_t)
             transpose(s, w.q_t.part(p.offset, {p.shape[1], p.shape[0]}), whole.part(p.offset, p.shape));
@@ -223,11 +267,29 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   w.use = use;
 }
 
+// As SageMaker SMP does it: the plain type travels, and every rank casts all of it, with the scale that all agreed on.
+void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
+  const Weights& w = weights_[size_t(u.weights)];
+  const Segment& fp8 = u.segments[kFp8];
+  const Tensor whole = (w.q_plain ? w.q_plain : evaluate_.q_plain).part(0, {fp8.size});
+  if (!w.q_plain) evaluate_.unit = -1;  // its buffer is lent
+  convert(s, slice(whole), fp8.master);
+  shard_.all_gather(s, whole, slice(whole));
+  for (const Group& g : u.groups) {
+    const Param& p = g.param;
+    if (p.slot < 0) continue;
+    Operand y{.q = w.q.part(p.offset, p.shape), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.frozen(p.slot)};
+    if (p.forms.q_t && use == Use::backward) y.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});
+    quantize(s, y, whole.part(p.offset, p.shape));
+  }
+}
+
 void ParameterStore::gather_plain_of_fp8(Stream& s, int unit) {
   Unit& u = units_[size_t(unit)];
   const Segment& fp8 = u.segments[kFp8];
   if (!fp8.size || u.forms.plain || evaluate_.unit == unit) return;
   CHECK(!evaluate_.leased, "one unit is evaluated at a time");
+  wait_for_gradients(s);  // the side stream may be using the buffer, and this collective follows its last one
   const Tensor whole = evaluate_.q_plain.part(0, {fp8.size});
   convert(s, slice(whole), fp8.master);
   if (shards() > 1) shard_.all_gather(s, whole, slice(whole));
@@ -238,11 +300,13 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
   if (unit < 0 || unit >= num_units()) return;
   Unit& u = units_[size_t(unit)];
   Weights& w = weights_[size_t(u.weights)];
-  const bool enough = w.unit == unit && (keeps_weights() || w.use == use || (w.use == Use::backward && use == Use::forward));
-  if (!enough) gather(s, u, use);
+  const bool covers = w.use == use || (w.use == Use::backward && use == Use::forward) || (use == Use::backward && w.use == Use::forward && !u.forms.q_t);
+  if (!(w.unit == unit && (keeps_weights() || covers))) start_gather(s, u, use);
   if (use != Use::backward || keeps_gradients()) return;
   Grads& g = grads_[size_t(u.grads)];
   if (g.unit == unit) return;
+  if (g.reduced) g.reduced->wait(s);
+  g.reduced.reset();
   for (size_t k : {kPlain, kFp8})
     if (u.segments[k].size) fill_zero(s, g.whole[k].part(0, {u.segments[k].size}));
   g.unit = unit;
@@ -250,25 +314,38 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
 
 ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
   prefetch(s, unit, use);
-  if (use == Use::evaluate && !options_.evaluate_fp8) gather_plain_of_fp8(s, unit);
   Weights& w = weights_[size_t(units_[size_t(unit)].weights)];
+  if (w.ready) w.ready->wait(s);
+  w.ready.reset();
+  if (use == Use::evaluate && !options_.evaluate_fp8) gather_plain_of_fp8(s, unit);
   if (keeps_weights()) w.use = use;
   return Lease(w.leased);
 }
 
 void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
+  const bool last = batch == Batch::last;
+  if (!overlaps() || (keeps_gradients() && !last)) return;
   Unit& u = units_[size_t(unit)];
   Grads& whole = grads_[size_t(u.grads)];
-  const bool last = batch == Batch::last;
+  Stream& side = beside(s);
   for (size_t k : {kPlain, kFp8}) {
     const Segment& g = u.segments[k];
     if (!g.size) continue;
     const Tensor all = whole.whole[k].part(0, {g.size});
-    if (shards() > 1 && (last || !keeps_gradients())) shard_.reduce_scatter(s, slice(all), all);
-    if (!keeps_gradients()) BACKEND::add(s, g.grad, g.grad, slice(all));  // the operation, which the member add() hides
-    if (last && replica_ && replica_->size() > 1) replica_->all_reduce(s, g.grad, Reduce::sum);
+    if (shards() > 1) shard_.reduce_scatter(side, slice(all), all);
+    if (!keeps_gradients()) BACKEND::add(side, g.grad, g.grad, slice(all));  // the operation, which the member add() hides
+    if (last && replica_ && replica_->size() > 1) replica_->all_reduce(side, g.grad, Reduce::sum);
   }
-  if (!keeps_gradients()) whole.unit = -1;
+  if (keeps_gradients()) return;
+  whole.unit = -1;
+  whole.reduced = std::make_unique<Event>(side.device());
+  whole.reduced->record(side);
+}
+
+void ParameterStore::wait_for_gradients(Stream& s) {
+  if (!overlaps()) return;
+  point_.record(side_);
+  point_.wait(s);
 }
 
 void ParameterStore::zero_gradients(Stream& s) {

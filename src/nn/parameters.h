@@ -20,7 +20,10 @@
 
 namespace octet::BACKEND {
 
-struct Init { double mean = 0, std = 0; };               // N(mean, std^2); std 0 draws nothing
+struct Init {                                            // N(mean, std^2); std 0 draws nothing
+  double mean = 0, std = 0;
+  int64_t rows = 0;                                      // of a matrix, those below are padding and zero; 0: none is
+};
 enum class Use : uint8_t { forward, backward, evaluate };
 enum class Residence : uint8_t { own, rotating };         // of a unit's whole weights and gradients where they are not kept
 
@@ -39,6 +42,8 @@ struct ParameterOptions {
   bool trains = true;                                     // false: no moments (evaluation, generation)
   bool evaluate_fp8 = false;                              // evaluation reads the FP8 weights instead of plain ones
   bool delayed_weights = false;                           // cast with the scale of earlier steps (fp8.weight_scaling)
+  bool cast_through_plain = false;                        // masters are rounded to the plain type before the cast, as TE sees them
+  bool gather_plain = false;                              // FP8 weights travel in the plain type and are cast where they arrive
   ScalingOptions weight_scaling{};
 };
 
@@ -54,8 +59,9 @@ class Arenas {                                              // one for each cate
 
 class ParameterStore {
  public:
-  // shard: the ranks among which slices are dealt; replica: the ranks that hold the same slice, or null.
-  ParameterStore(Comm& shard, Comm* replica, const ParameterOptions&);
+  // shard: the ranks among which slices are dealt; replica: the ranks that hold the same slice, or null. side: where
+  // collectives and what belongs to them run, beside the stream that computes.
+  ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&);
 
   struct Part { std::string name; Shape shape; };
   int begin_unit(std::string name, Residence);
@@ -79,6 +85,7 @@ class ParameterStore {
   Tensor grad(const Param&) const;
   enum class Batch { more_follow, last };
   void reduce(Stream&, int unit, Batch);                  // the unit's gradients of this micro-batch are complete
+  void wait_for_gradients(Stream&);                       // all that reduce() started has happened
   void zero_gradients(Stream&);                           // before the first micro-batch of a step
 
   const ParameterOptions& options() const { return options_; }
@@ -123,18 +130,29 @@ class ParameterStore {
     Tensor plain{}, q{}, q_t{}, q_plain{};
     int unit = -1, leased = 0;
     Use use = Use::forward;
+    std::unique_ptr<Event> ready{};                       // gathered; null: already waited for
   };
-  struct Grads { std::array<Tensor, 2> whole{}; int unit = -1; };
+  struct Grads {
+    std::array<Tensor, 2> whole{};
+    int unit = -1;
+    std::unique_ptr<Event> reduced{};                     // given back; null: already waited for
+  };
 
   void lay_out(const Arenas&);
   void alloc_slices(const Arenas&);
   void initialise(Stream&, uint64_t seed);
   void measure_masters(Stream&);
   void cast_slices(Stream&);
+  void cast(Stream&, const Operand&, Tensor master, Tensor counts);
+  void cast_gathered(Stream&, Unit&, Use);
+  void start_gather(Stream&, Unit&, Use);
   void gather(Stream&, Unit&, Use);
+  bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
+  Stream& beside(Stream&);                                // the side stream, from this point of the other on
   void gather_plain_of_fp8(Stream&, int unit);
   const Weights& leased(int unit) const;
   bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
+  bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
   bool keeps_gradients() const { return options_.zero_stage < 2 || shards() == 1; }
   int shards() const { return shard_.size(); }
   Local local(const Unit&, Precision, int64_t offset, int64_t count) const;
@@ -146,12 +164,15 @@ class ParameterStore {
   static constexpr int64_t kAlign = 128;                  // elements: 128 bytes at least, whatever the type
   Comm& shard_;
   Comm* replica_;
+  Stream& side_;
+  Event point_;
   ParameterOptions options_;
   DelayedScaling scales_;
   Tensor scale_inv_{};                                    // (slots,4): of the bytes in the FP8 slices
   std::vector<Unit> units_;
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
+  Tensor stage_{};                                        // masters on their way through the plain type, some at a time
   Weights evaluate_{};                                    // plain form of one unit's FP8 segment at a time
 };
 

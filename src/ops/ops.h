@@ -113,6 +113,7 @@ void sum_of_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*any*/, Tens
 // ---- formats and copies
 void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x: the second kernel, where a producer cannot
 void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);  // of FP8 codes
+void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);  // FP8: {all, at +-largest value, zeros, 0}
 void convert(Stream&, Tensor y, Tensor x);                        // y = x in another dtype
 void add(Stream&, Tensor y, Tensor a, Tensor b);                  // y = a + b; y may be a or b; b may be of another dtype
 void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint64_t stream, int64_t first);

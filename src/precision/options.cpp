@@ -13,7 +13,29 @@ std::string obstacle(const RunConfig& c, const std::vector<std::string>& names, 
   for (const std::string& name : names)
     if (names_layer(f.exclude, name)) return "fp8.exclude";
   if (shape[0] % 16 || shape[1] % 16) return concat("its shape ", shape, " is no multiple of 16");
+  if (*f.override_linear_precision == std::array{true, true, true}) return "fp8.override_linear_precision";
   return "";
+}
+
+// "a.b.{q_proj,k_proj}" for "a.b.q_proj.weight" and "a.b.k_proj.weight".
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  const size_t folder = names[0].rfind('.', names[0].rfind('.') - 1) + 1;  // where the last part but .weight begins
+  for (const std::string& name : names) {
+    std::string layer = name.substr(0, name.rfind('.'));
+    all += all.empty() ? layer : "," + layer.substr(std::min(folder, layer.size()));
+  }
+  return names.size() == 1 ? all : all.insert(folder, "{") + "}";
+}
+
+std::string line_of(const std::string& layer, const LinearRecipe& r, const char* plain, DType gradient) {
+  const std::string e4m3 = name_of(DType::e4m3), fp8[] = {e4m3, name_of(gradient), name_of(gradient)};
+  const Precision precision[] = {r.fprop, r.dgrad, r.wgrad};
+  const char* names[] = {"fprop", "dgrad", "wgrad"};
+  std::string line = layer;
+  for (size_t i = 0; i < 3; ++i)
+    line += concat("  ", names[i], " ", precision[i] == Precision::fp8 ? concat(fp8[i], "*", e4m3) : plain);
+  return r.reason.empty() ? line : concat(line, "  (", r.reason, ")");
 }
 
 }  // namespace
@@ -22,17 +44,23 @@ Recipe make_recipe(const RunConfig& c) {
   Recipe recipe;
   recipe.gradient_format = c.fp8.format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
   recipe.evaluate_fp8 = c.fp8.enabled && c.fp8.eval;
-  recipe.linear = [&c](const std::vector<std::string>& names, int64_t layer, Shape shape) {
+  recipe.report->push_back(line_of("lm_head", {.reason = "never in FP8"}, name_of(c.precision.param_dtype), DType::e4m3));
+  recipe.linear = [&c, report = recipe.report, format = recipe.gradient_format](const std::vector<std::string>& names,
+                                                                                int64_t layer, Shape shape) {
     LinearRecipe r{.reason = obstacle(c, names, layer, shape)};
-    if (!r.reason.empty()) return r;
-    const std::array<bool, 3>&keep = c.fp8.override_linear_precision, &fast = c.fp8.fast_accum;
-    const auto precision = [&](bool kept) { return kept ? Precision::plain : Precision::fp8; };
-    return LinearRecipe{precision(keep[0]), precision(keep[1]), precision(keep[2]), fast[0], fast[1], fast[2], ""};
+    if (r.reason.empty()) {
+      const std::array<bool, 3>&keep = c.fp8.override_linear_precision, &fast = c.fp8.fast_accum;
+      const auto precision = [&](bool kept) { return kept ? Precision::plain : Precision::fp8; };
+      r = {precision(keep[0]), precision(keep[1]), precision(keep[2]), fast[0], fast[1], fast[2], ""};
+    }
+    report->push_back(line_of(joined(names), r, name_of(c.precision.param_dtype), format));
+    return r;
   };
   return recipe;
 }
 
-ScalingOptions activation_scaling(const Fp8Config& f) {
+ScalingOptions activation_scaling(const RunConfig& c) {
+  const Fp8Config& f = c.fp8;
   return {.history = f.amax_history_len,
           .interval = f.interval,
           .margin = int(f.margin),
@@ -40,13 +68,14 @@ ScalingOptions activation_scaling(const Fp8Config& f) {
           .te_compat = f.te_compat,
           .power_of_2 = f.power_of_2_scales,
           .current = f.recipe == Fp8Recipe::current,
-          .cold_one = f.cold_start == ColdStart::one};
+          .cold_one = f.cold_start == ColdStart::one,
+          .health = c.log.fp8_every > 0};
 }
 
-ScalingOptions weight_scaling(const Fp8Config& f) {
-  ScalingOptions o = activation_scaling(f);
+ScalingOptions weight_scaling(const RunConfig& c) {
+  ScalingOptions o = activation_scaling(c);
   o.current = false;
-  if (f.weight_scaling == WeightScaling::delayed) return o;
+  if (c.fp8.weight_scaling == WeightScaling::delayed) return o;
   o.history = 1;
   o.interval = 1;
   return o;

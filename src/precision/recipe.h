@@ -2,6 +2,7 @@
 // Which precision each product of each Linear has. Override of single products: Transformer Engine's
 // override_linear_precision (fprop, dgrad, wgrad).
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct Recipe {
   std::function<LinearRecipe(const std::vector<std::string>& names, int64_t layer, Shape)> linear = [](auto&&...) {
     return LinearRecipe{};
   };
-  std::vector<std::string> report{};                    // a line for each Linear that was asked about
+  // A line for each Linear that was asked about, and for the products that are never in FP8.
+  std::shared_ptr<std::vector<std::string>> report = std::make_shared<std::vector<std::string>>();
   DType gradient_format = DType::e5m2;                 // e4m3 under format "E4M3"
   bool evaluate_fp8 = false;
 };

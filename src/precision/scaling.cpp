@@ -3,6 +3,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "ops/formulas.h"
+
 namespace octet::BACKEND {
 
 int DelayedScaling::add(std::string name, DType format) {
@@ -31,7 +33,22 @@ void DelayedScaling::materialise(Stream& s, Arena& memory) {
   copy_to_device(s, state_.scale.data, ones.data(), state_.scale.bytes());
   copy_to_device(s, state_.largest.data, limits.data(), state_.largest.bytes());
   for (Tensor t : {state_.amax, state_.history, state_.nonfinite}) fill_zero(s, t);
+  cold_.assign(size_t(S), 1);
+  if (options_.health) {
+    counts_ = memory.alloc(DType::u32, {S, 2, 4});
+    largest_scale_ = memory.alloc(DType::f32, {4});
+    const std::vector<float> largest_scale(4, kLargestFloat);
+    copy_to_device(s, largest_scale_.data, largest_scale.data(), largest_scale_.bytes());
+    s.synchronize();
+  }
   s.synchronize();  // the host vectors end here
+}
+
+void DelayedScaling::fit_cold(Stream& s, Comm& group) {
+  if (options_.cold_one || std::count(cold_.begin(), cold_.end(), 1) == 0) return;
+  group.all_reduce(s, state_.amax, Reduce::max);
+  for (int i = 0; i < size(); ++i)
+    if (cold_[size_t(i)]) current_scale(s, frozen(i).scale, measured(i).amax, largest_of(i), options_.power_of_2);
 }
 
 void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
@@ -39,6 +56,7 @@ void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
   if (group) group->all_reduce(s, state_.amax, Reduce::max);
   state_.rescale = updates_ % options_.interval == 0;
   update_scales(s, state_, state);
+  cold_.assign(cold_.size(), 0);
   ++updates_;
 }
 
@@ -61,7 +79,7 @@ DelayedScaling::Snapshot DelayedScaling::save(Stream& s) const {
   copy_to_host(s, rows.data(), state_.history.data, state_.history.bytes());
   copy_to_host(s, out.nonfinite.data(), state_.nonfinite.data, state_.nonfinite.bytes());
   s.synchronize();
-  for (size_t i = 0; i < S; ++i) out.scale.push_back(scale[4 * i]);
+  for (size_t i = 0; i < S; ++i) out.scale.push_back(scale[4 * i]), out.largest.push_back(largest_of(int(i)));
   out.rows.assign(rows.begin() + std::ptrdiff_t(S), rows.end());
   return out;
 }
@@ -73,12 +91,16 @@ int DelayedScaling::load(Stream& s, const Snapshot& from) {
   for (size_t j = 0; j < F; ++j) index[from.names[j]] = j;
   std::vector<float> scale(4 * S, 1.f), rows(L * S, 0.f);
   std::vector<uint32_t> nonfinite(S, 0);
+  cold_.assign(S, 1);
   int found = 0;
   for (size_t i = 0; i < S; ++i) {
     const auto it = index.find(names_[i]);
     if (it == index.end()) continue;
     ++found;
+    cold_[i] = from.updates == 0;
     scale[4 * i] = from.scale[it->second];
+    if (!from.largest.empty() && from.largest[it->second] != largest_of(int(i)))
+      scale[4 * i] = std::min(kLargestFloat, scale[4 * i] * (largest_of(int(i)) / from.largest[it->second]));
     nonfinite[i] = from.nonfinite[it->second];
     const size_t keep = std::min(L - 1, size_t(from.history));  // the newest rows, at the end of both
     for (size_t k = 0; k < keep; ++k)
@@ -90,6 +112,47 @@ int DelayedScaling::load(Stream& s, const Snapshot& from) {
   s.synchronize();
   if (found) updates_ = from.updates;
   return found;
+}
+
+void DelayedScaling::start_counting(Stream& s) {
+  CHECK(options_.health, "counts were not planned");
+  if (size() == 0) return;
+  fill_zero(s, counts_);
+  counting_ = true;
+}
+
+std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
+  const size_t S = size_t(size()), L = size_t(options_.history);
+  std::vector<CastHealth> all(S);
+  if (S == 0) return all;
+  std::vector<float> scale(4 * S), rows(L * S);
+  std::vector<uint32_t> amax(S), counts(8 * S);
+  copy_to_host(s, scale.data(), state_.scale.data, state_.scale.bytes());
+  copy_to_host(s, rows.data(), state_.history.data, state_.history.bytes());
+  copy_to_host(s, amax.data(), state_.amax.data, state_.amax.bytes());
+  copy_to_host(s, counts.data(), counts_.data, counts_.bytes());
+  s.synchronize();
+  for (size_t i = 0; i < S; ++i) {
+    CastHealth& h = all[i];
+    const uint32_t* n = &counts[8 * i];
+    const float top = largest(formats_[i]), seen = std::bit_cast<float>(amax[i]), limit = largest_of(int(i));
+    const bool finite = seen <= kLargestFloat, own = options_.current || (cold_[i] && !options_.cold_one);
+    h.scale = own ? (finite && seen > 0 ? scale_of(limit, seen, options_.power_of_2) : 1.f) : scale[4 * i];
+    h.amax = amax[i] ? seen : limit / h.scale;  // weights whose maximum has moved into the scale already
+    h.elements = n[0];
+    h.saturated = double(h.amax) * double(h.scale) > double(top) * (1 + 1e-6) || !finite ? n[1] : 0;  // else the largest value is exact
+    h.flushed = n[2] - std::min(n[2], n[6]);  // zero in any scale was zero before
+    float most = 0;                           // of the rows that made the scale
+    for (size_t k = 1; k < L; ++k) {          // oldest first
+      const float a = rows[k * S + i];
+      h.frozen |= !(a <= kLargestFloat);
+      if (a >= most && a > 0) most = a, h.age = int64_t(L - k);
+    }
+    if (own) h.age = 0;
+    else if (options_.most_recent || L == 1) h.age = updates_ > 0;
+    h.frozen |= !finite;
+  }
+  return all;
 }
 
 }  // namespace octet::BACKEND

@@ -2,11 +2,13 @@
 // DelayedScaling: scale, amax and amax history of every quantised tensor of the model, in one flat structure: one update
 // kernel and one all-reduce for all. Activations and gradients use it with a history; weights use it with a history of one
 // ("current" scaling: measured from the masters, updated, and only then cast).    FP8: arXiv:2209.05433
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "comm/comm.h"
 #include "ops/ops.h"
+#include "precision/health.h"
 
 namespace octet::BACKEND {
 
@@ -17,6 +19,7 @@ struct ScalingOptions {
   bool te_compat = false, power_of_2 = false;
   bool current = false;          // every cast measures first (recipe "current")
   bool cold_one = false;         // a slot without history casts with scale 1 instead of measuring first
+  bool health = false;           // room for counts of codes
 };
 
 class DelayedScaling {
@@ -29,8 +32,10 @@ class DelayedScaling {
 
   Slot measured(int slot) const;                    // for casts that train
   Slot frozen(int slot) const;                      // recomputation and evaluation leave no trace
-  // Casts measure their own scale first: always under "current", else until the first update.
-  bool measures_first() const { return options_.current || (updates_ == 0 && !options_.cold_one); }
+  // Casts measure their own scale first: always under "current", else while the slot has no history.
+  bool measures_first(const Slot& s) const { return options_.current || (cold_[index(s)] && !options_.cold_one); }
+  // Scales of slots without history from the maxima measured so far, which all ranks of the group share. No history moves.
+  void fit_cold(Stream&, Comm& group);
   float largest_of(int slot) const;                 // the format's largest value times 2^-margin
 
   int size() const { return int(names_.size()); }
@@ -45,17 +50,32 @@ class DelayedScaling {
     std::vector<std::string> names;
     std::vector<float> scale, rows;                 // (S); (history, S)
     std::vector<uint32_t> nonfinite;                // (S)
+    std::vector<float> largest;                     // (S): what scales stretch to; may be missing
   };
   Snapshot save(Stream&) const;
-  // By name; another history length keeps the newest rows; slots that are missing start cold. Returns how many were found.
+  // By name; another history length keeps the newest rows, another format or margin its proportion; slots that are missing
+  // start cold. Returns how many were found.
   int load(Stream&, const Snapshot&);
 
+  // Health, on request: what casts wrote between start and stop is counted. Then the figures, before update() moves on.
+  void start_counting(Stream&);
+  void stop_counting() { counting_ = false; }
+  std::vector<CastHealth> examine(Stream&) const;   // waits for the device
+  // (2,4) u32: all codes, those at the largest value, zeros; row 1 with the largest scale there is. None if not counting.
+  Tensor counts(int slot) const { return counting_ ? counts_.part(8 * slot, {2, 4}) : Tensor{}; }
+  Tensor counts(const Slot& s) const { return s.amax ? counts(int(index(s))) : Tensor{}; }
+  float* largest_scale() const { return largest_scale_.ptr<float>(); }
+
  private:
+  size_t index(const Slot& s) const { return size_t(s.scale - state_.scale.ptr<float>()) / 4; }
   ScalingOptions options_;
   std::vector<std::string> names_;
   std::vector<DType> formats_;
   ScaleState state_{};
+  std::vector<char> cold_;                          // no history yet
   int64_t updates_ = 0;
+  Tensor counts_{}, largest_scale_{};               // (S,2,4) u32; (4) f32
+  bool counting_ = false;
 };
 
 }  // namespace octet::BACKEND

@@ -32,7 +32,7 @@ PlanResult plan_run(const RunConfig& c, int ranks, const Target& target) {
   result.products = take_products(trainer.session.device);
   result.parameters = trainer.session.params.count();
   for (NamedShape& p : names_of(trainer.session.params)) result.shapes.emplace_back(std::move(p.name), p.shape);
-  result.precision = trainer.session.recipe.report;
+  result.precision = *trainer.session.recipe.report;
   return result;
 }
 

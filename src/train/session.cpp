@@ -40,7 +40,9 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
           .trains = purpose == Purpose::train,
           .evaluate_fp8 = c.fp8.enabled && c.fp8.eval,
           .delayed_weights = c.fp8.weight_scaling == WeightScaling::delayed,
-          .weight_scaling = weight_scaling(c.fp8)};
+          .cast_through_plain = c.fp8.te_compat || c.fp8.all_gather == GatherType::bf16,
+          .gather_plain = c.fp8.all_gather == GatherType::bf16,
+          .weight_scaling = weight_scaling(c)};
 }
 
 // Before memory is taken: product plans are timed in it, and what cannot fit is said now.
@@ -96,17 +98,18 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       host(h),
       device(options),
       stream(device),
+      side(device, Stream::Priority::high),
       arenas((prepare(stream, plan), stream), plan.memory),
       degree_(shard_degree(config, host)),
       shard_host_(degree_ < host.size() ? host.split(int(host.rank() / degree_), int(degree_)) : nullptr),
       replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_)) : nullptr),
       world(make_comm(device, host)),
-      own_shard(shard_host_ ? make_comm(device, *shard_host_) : nullptr),
+      own_shard(shard_host_ ? make_comm(device, *shard_host_) : host.size() > 1 ? make_comm(device, host) : nullptr),
       replica(replica_host_ ? make_comm(device, *replica_host_) : nullptr),
       shard(own_shard ? own_shard.get() : world.get()),
       recipe(make_recipe(config)),
-      scaling(activation_scaling(config.fp8)),
-      params(*shard, replica.get(), parameter_options(config, purpose)),
+      scaling(activation_scaling(config)),
+      params(*shard, replica.get(), side, parameter_options(config, purpose)),
       model({params, scaling, recipe}, config.model,
             {.recompute_blocks = config.memory.recompute_blocks, .max_tokens = config.training.seq_len, .head_chunk = config.memory.head_chunk}) {
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;

@@ -33,7 +33,7 @@ class Session {
   const RunConfig& config;
   Host& host;
   Device device;
-  Stream stream;
+  Stream stream, side;                                     // side: for collectives, of high priority
   Arenas arenas;
  private:
   int64_t degree_;                                         // ranks that share slices out
@@ -41,7 +41,7 @@ class Session {
 
  public:
   std::unique_ptr<Comm> world, own_shard, replica;         // replica: ranks that hold the same slices; null if alone
-  Comm* shard;                                             // ranks that share slices out: the world, or own_shard
+  Comm* shard;                                             // ranks that share slices out; apart from world, whose scalars overtake
   Recipe recipe;
   DelayedScaling scaling;
   ParameterStore params;

@@ -14,6 +14,7 @@ struct Trainer::InFlight {
   StepState* state;
   double valid_targets = 1, lr = 0;
   int64_t step = -1;
+  HealthReport health;
 };
 
 Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, const Device::Options& device)
@@ -30,7 +31,8 @@ Tensor Trainer::record(size_t offset, DType t, int64_t count) const {
   return Tensor{static_cast<char*>(state_.data) + offset, t, {count}};
 }
 
-// Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the device.
+// Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the device,
+// but for FP8's health on request.
 void Trainer::step(const Samples& samples) {
   Session& s = session;
   const RunConfig& config = s.config;
@@ -41,6 +43,8 @@ void Trainer::step(const Samples& samples) {
   const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1), squares = record(offsetof(StepState, squares), DType::f64, 1);
   InFlight& flight = *flights_[size_t(step_ % 2)];
   flight.begin.record(s.stream);
+  flight.health = {};
+  const bool examines = config.log.fp8_every && (step_ + 1) % config.log.fp8_every == 0;
 
   s.params.zero_gradients(s.stream);
   fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay
@@ -48,24 +52,38 @@ void Trainer::step(const Samples& samples) {
     const bool last = m + 1 == micro_steps;
     Context c = s.context(Pass::train);
     c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
+    if (last && examines) s.scaling.start_counting(s.stream);
     s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
+    if (last && examines) examine(s.scaling, flight.health);           // before the scales move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
   }
 
+  s.params.wait_for_gradients(s.stream);
   s.params.for_each_gradient([&](Tensor g) { sum_of_squares(s.stream, squares, g, partial_); });
   s.world->all_reduce(s.stream, loss, Reduce::sum);
+  if (config.fp8.enabled && s.amax_group() != s.world.get())           // ranks that do not share maxima skip together all the same
+    s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
   s.shard->all_reduce(s.stream, squares, Reduce::sum);                 // replicas hold the same slices
   finish_gradients(s.stream, state_, config.optimizer.clip);
 
   flight.lr = learning_rate(config.schedule, step_, total_steps(config), tokens_per_step(config));
   update(flight.lr);
+  if (examines) s.params.weight_scales().start_counting(s.stream);
   s.params.publish(s.stream, ParameterStore::Masters::stepped);
+  if (examines) examine(s.params.weight_scales(), flight.health);
 
   flight.step = ++step_;
+  if (examines) flight.health.step = step_;
   samples_ += G;
   flight.valid_targets = valid;
   copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
   flight.end.record(s.stream);
+}
+
+void Trainer::examine(DelayedScaling& scales, HealthReport& health) {
+  for (const CastHealth& cast : scales.examine(session.stream)) health.casts.push_back(cast);
+  health.names.insert(health.names.end(), scales.names().begin(), scales.names().end());
+  scales.stop_counting();
 }
 
 void Trainer::update(double lr) {
@@ -86,7 +104,8 @@ StepReport Trainer::report(int64_t step) {
   InFlight& f = *flights_[size_t((step - 1) % 2)];
   CHECK(f.step == step, "step ", step, " is reported too late");
   f.end.synchronize();
-  return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state};
+  return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state,
+          .health = f.health};
 }
 
 double Trainer::evaluate(const Samples& samples, int64_t sequences) { return session.loss(samples, 0, sequences); }

@@ -9,6 +9,7 @@ struct StepReport {                 // of one finished step
   int64_t step = 0;                 // counted from 1
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
+  HealthReport health;              // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
 };
 
 class Trainer {
@@ -28,6 +29,7 @@ class Trainer {
  private:
   struct InFlight;                           // host side of a step: its events and the record that comes home
   void update(double lr);
+  void examine(DelayedScaling&, HealthReport&);
   Tensor record(size_t offset, DType, int64_t count) const;  // a field of the state on the device
 
   int64_t step_ = 0, samples_ = 0;           // samples: sequences that all ranks have taken

@@ -90,6 +90,7 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   fill_zero(s.stream, total);
   Context c = s.context(Pass::train);
   s.model.train(c, s.upload(batch), total, 1 / (valid * host.size()));
+  s.params.wait_for_gradients(s.stream);
   s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
     const Slice where = find_expected_gradient(name, shape.numel());
     const auto& entry = expected.at(where.name);

@@ -12,6 +12,7 @@ void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor partial) {
 }
 
 void quantize(Stream& s, Operand y, Tensor x) { count(s, Kernel::quantize, 0, bytes(y, x)); }
+void count_codes(Stream& s, Tensor counts, Tensor q) { count(s, Kernel::quantize, 0, bytes(counts, counts, q)); }
 void transpose(Stream& s, Tensor y, Tensor x) { count(s, Kernel::quantize, 0, bytes(y, x)); }
 void convert(Stream& s, Tensor y, Tensor x) { count(s, Kernel::elementwise, 0, bytes(y, x)); }
 void add(Stream& s, Tensor y, Tensor a, Tensor b) { count(s, Kernel::elementwise, 0, bytes(y, a, b)); }

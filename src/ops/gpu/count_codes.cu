@@ -1,0 +1,47 @@
+// How many codes of an FP8 matrix lie at the ends of its format: 16 codes a load, integer sums.
+#include "ops/gpu/vector.cuh"
+
+namespace octet::BACKEND {
+
+namespace {
+
+// In each byte: 1 where a and b agree.
+__device__ uint32_t equal_bytes(uint32_t a, uint32_t b) { return __vcmpeq4(a, b) & 0x01010101u; }
+
+__global__ void __launch_bounds__(256) count_kernel(uint32_t* counts, const uint8_t* q, int64_t n, uint32_t top) {
+  const int64_t packs = n / 16, stride = int64_t(gridDim.x) * blockDim.x;
+  const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  uint32_t largest = 0, zeros = 0;
+  const auto take = [&](uint32_t four) {
+    const uint32_t magnitudes = four & 0x7f7f7f7fu;
+    largest += __popc(equal_bytes(magnitudes, top));
+    zeros += __popc(equal_bytes(magnitudes, 0));
+  };
+  for (int64_t i = first; i < packs; i += stride) {
+    const uint4 v = reinterpret_cast<const uint4*>(q)[i];
+    take(v.x), take(v.y), take(v.z), take(v.w);
+  }
+  for (int64_t i = packs * 16 + first; i < n; i += stride) take(q[i] | 0x01010100u);  // three bytes that count for nothing
+  largest = __reduce_add_sync(0xffffffffu, largest);
+  zeros = __reduce_add_sync(0xffffffffu, zeros);
+  if (threadIdx.x % 32 != 0) return;
+  if (largest) atomicAdd(counts + 1, largest);  // integers: no order to keep
+  if (zeros) atomicAdd(counts + 2, zeros);
+  if (first == 0) atomicAdd(counts, uint32_t(n));
+}
+
+}  // namespace
+
+void count_codes(Stream& s, Tensor counts, Tensor q) {
+  const Timed timed(s, Kernel::quantize);
+  CHECK(is_fp8(q.dtype) && counts.numel() == 4, name_of(q.dtype), ", counts ", counts.shape);
+  CHECK(aligned({q.data}), "codes begin at a multiple of 16 bytes");
+  if (q.numel() == 0) return;
+  const uint32_t top = q.dtype == DType::e4m3 ? e4m3(e4m3::largest()).bits : e5m2(e5m2::largest()).bits;
+  const int64_t blocks = std::min<int64_t>(blocks_for(q.numel(), 256 * 16), 4 * s.target().multiprocessors);
+  count_kernel<<<unsigned(blocks), 256, 0, raw(s)>>>(counts.ptr<uint32_t>(), static_cast<const uint8_t*>(q.data), q.numel(),
+                                                     top * 0x01010101u);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace octet::BACKEND

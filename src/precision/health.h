@@ -1,0 +1,54 @@
+#pragma once
+// Health of FP8: what one cast of each quantised tensor lost, and how old the scale is that it was made with. Worst cases,
+// alarms, and the layers that should leave FP8.
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "host/host.h"
+
+namespace octet::BACKEND {
+
+struct CastHealth {          // of one tensor: in one micro-batch, or of a weight; plain data, as ranks exchange it
+  float scale = 1, amax = 0;
+  uint64_t elements = 0;
+  uint64_t saturated = 0;    // codes at the format's largest value, where the maximum lies beyond it
+  uint64_t flushed = 0;      // zeros that were none before
+  int64_t age = 0;           // updates since the maximum that sets the scale was measured; 0: measured for this cast
+  bool frozen = false;       // a maximum that is not finite keeps the scale from following
+
+  double saturated_share() const { return elements ? double(saturated) / double(elements) : 0; }
+  double flushed_share() const { return elements ? double(flushed) / double(elements) : 0; }
+};
+
+struct HealthReport {        // of one step, all ranks together
+  int64_t step = 0;
+  std::vector<std::string> names;
+  std::vector<CastHealth> casts;
+  int worst() const;         // the tensor that loses the largest share; -1 if there is none
+  json to_json() const;      // {"worst": name, "tensors": {name: {…}}}
+  std::string summary() const;
+};
+
+// Counts are added over ranks, maxima and frozen scales are anybody's; every rank calls it with the same tensors.
+void share(HealthReport&, Host&);
+
+// Remembers alarms from report to report. The same on all ranks.
+class HealthWatch {
+ public:
+  explicit HealthWatch(const Fp8Config& config) : config_(config) {}
+  // Messages: tensor, figure, what to do.
+  std::vector<std::string> alarms(const HealthReport&);
+  // Layers (names of their first weight) with fp8.fallback_after alarms in a row; they are forgotten once taken.
+  std::vector<std::string> take_fallbacks();
+
+ private:
+  const Fp8Config& config_;
+  std::map<std::string, int64_t> in_a_row_;  // by layer
+};
+
+std::string layer_of(const std::string& tensor);  // "a.weight.x" and "a.weight.dy" belong to "a.weight"
+
+}  // namespace octet::BACKEND
