@@ -72,7 +72,8 @@ json report_of(const RunConfig& config, const BenchResult& bench, const TokenFlo
                      {"peak_tflops", peak / 1e12}};
   report["memory"] = {{"peak_bytes", bench.peak_bytes},
                       {"planned_bytes", bench.planned_bytes},
-                      {"baseline_bytes", bench.baseline_bytes}};
+                      {"overhead_bytes", int64_t(bench.peak_bytes) - int64_t(bench.planned_bytes)},  // context, libraries
+                      {"unused_bytes", bench.planned_bytes - bench.arena_bytes}};                    // reserved for nothing
   report["loss"] = bench.loss;
   return report;
 }

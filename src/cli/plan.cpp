@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/ranks.h"
+#include "config/layers.h"
 #include "config/schedule.h"
 
 namespace octet {
@@ -82,29 +83,12 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
             {"masters", config.precision.master_dtype.chosen()},
             {"moments", config.precision.moment_dtype.chosen()}}},
           {"fp8", *config.fp8.enabled},
-          {"precision", plan.precision}};
+          {"precision", plan.precision},
+          {"config", resolved(config)}};
 }
 
-// Blocks differ in their number alone: "model.layers.7.x" and its like in other blocks are one line.
 void print_precision(const json& lines) {
-  std::vector<std::pair<std::string, int>> groups;
-  for (const json& item : lines) {
-    std::string line = item.get<std::string>();
-    const size_t layers = line.find("layers.");
-    if (layers != std::string::npos) {
-      const size_t begin = layers + 7, end = line.find_first_not_of("0123456789", begin);
-      if (end != std::string::npos && end > begin) line.replace(begin, end - begin, "*");
-    }
-    bool known = false;
-    for (auto& [text, count] : groups)
-      if (text == line) known = true, ++count;
-    if (!known) groups.emplace_back(line, 1);
-  }
-  for (const auto& [line, count] : groups) {
-    std::printf("  %s", line.c_str());
-    if (count > 1) std::printf("  (%d times)", count);
-    std::printf("\n");
-  }
+  for (const std::string& line : merge_layers(lines.get<std::vector<std::string>>())) std::printf("  %s\n", line.c_str());
 }
 
 void print_memory(const json& plan) {

@@ -39,7 +39,8 @@ struct BenchResult {
   std::string device;
   std::vector<double> step_seconds;
   int64_t tokens_per_step = 0;     // of one rank
-  size_t peak_bytes = 0, planned_bytes = 0, baseline_bytes = 0;
+  size_t peak_bytes = 0;           // of the device, as its driver reports it
+  size_t planned_bytes = 0, arena_bytes = 0;  // reserved for arenas; what they held at most
   WorkLog times;                   // seconds by kernel class, if profiled
   double loss = 0;
 };

@@ -24,6 +24,7 @@ BenchResult bench_run(const RunConfig& config, Host& host, const Planner& planne
   }
   result.times = device.take_work();
   result.peak_bytes = device.used_bytes();
+  result.arena_bytes = trainer.session.arenas.peak().total();
   return result;
 }
 
