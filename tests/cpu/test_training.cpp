@@ -1,0 +1,213 @@
+// What must not change a bit of a training run: a checkpoint, recomputation, threads, an evaluation; and what a step
+// means: its loss, its accumulation, a step that is skipped. Sharded training is test_model_sharding.cpp.
+#include <limits>
+
+#include "cpu/tiny_model.h"
+#include "data/scratch.h"
+
+namespace octet::BACKEND {
+namespace {
+
+struct Trained {
+  std::vector<double> losses;
+  Bits bits;
+};
+Trained train(const RunConfig& config, int64_t steps) {
+  TinyTrainer t(config);
+  Trained r{t.run(steps), {}};
+  r.bits = bits_of(t);
+  return r;
+}
+void expect_same_run(const Trained& a, const Trained& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  expect_same(a.bits, b.bits);
+}
+
+class EveryFormat : public testing::TestWithParam<Format> {
+ protected:
+  const Threads one_{1};
+  static RunConfig config(const Changes& more = {}) { return tiny_config(with(GetParam().changes, more)); }
+};
+INSTANTIATE_TEST_SUITE_P(Training, EveryFormat, testing::ValuesIn(all_formats()), testing::PrintToStringParamName());
+
+TEST_P(EveryFormat, FiveAndFiveStepsThroughACheckpointAreTenSteps) {
+  const Scratch folder;
+  const RunConfig c = config({concat("checkpoint.dir=", (folder / "run").string())});
+  const Trained ten = train(c, 10);
+  EXPECT_LT(ten.losses.back(), ten.losses.front() - 0.2);  // it does learn
+  std::string saved;
+  Trained halves;
+  {
+    TinyTrainer first(c);
+    halves.losses = first.run(5);
+    saved = first.save();
+  }
+  TinyTrainer second(c);
+  const RunState state = load_checkpoint(second, saved);
+  EXPECT_EQ(state.step, 5);
+  EXPECT_EQ(state.samples, 20);
+  for (const double loss : second.run(5)) halves.losses.push_back(loss);
+  halves.bits = bits_of(second);
+  expect_same_run(halves, ten);
+  EXPECT_EQ(second.state().updates, 10u);
+}
+
+TEST_P(EveryFormat, SavingAndLoadingIsTheSameState) {
+  const Scratch folder;
+  const RunConfig c = config({concat("checkpoint.dir=", (folder / "run").string())});
+  TinyTrainer first(c), second(c);
+  first.run(3);
+  load_checkpoint(second, first.save());
+  expect_same(bits_of(second), bits_of(first));
+}
+
+TEST_P(EveryFormat, RecomputationChangesNoBit) {
+  const Trained none = train(config(), 6);
+  for (const int blocks : {1, 2}) expect_same_run(train(config({concat("memory.recompute_blocks=", blocks)}), 6), none);
+}
+
+TEST_P(EveryFormat, ThreadsChangeNoBitAndRunsRepeat) {
+  const Trained one = train(config(), 3);
+  expect_same_run(train(config(), 3), one);
+  const Threads two{2};
+  expect_same_run(train(config(), 3), one);
+}
+
+TEST_P(EveryFormat, AnEvaluationBetweenStepsChangesNoBit) {
+  const Trained undisturbed = train(config(), 6);
+  TinyTrainer t(config());
+  Trained r;
+  std::vector<double> evaluations;
+  for (int i = 0; i < 6; ++i) {
+    for (int twice = 0; twice < 2; ++twice) evaluations.push_back(t.evaluate(tiny_samples(t.session.config), 3));
+    r.losses.push_back(t.run(1)[0]);
+    EXPECT_EQ(evaluations[size_t(2 * i)], evaluations[size_t(2 * i + 1)]);
+  }
+  r.bits = bits_of(t);
+  expect_same_run(r, undisturbed);
+  EXPECT_LT(evaluations.back(), evaluations.front());
+}
+
+// A NaN among the weights makes loss and norm NaN: the step leaves no trace but its count.
+TEST_P(EveryFormat, AStepWithANonFiniteLossIsSkipped) {
+  TinyTrainer t(config());
+  t.run(2);
+  const Bits before = weight_bits(t.session.params);
+  t.session.params.for_each([](const std::string& name, Shape, const ParameterStore::Local& l) {
+    if (name == "model.norm.weight") std::memset(l.weights.data, 0xFF, size_of(l.weights.dtype));
+  });
+  EXPECT_FALSE(std::isfinite(t.run(1)[0]));
+  EXPECT_EQ(t.state().skip, 1u);
+  EXPECT_EQ(t.state().skipped, 1u);
+  EXPECT_EQ(t.state().updates, 2u);
+  EXPECT_EQ(t.steps_done(), 3);
+  expect_same(weight_bits(t.session.params), before);
+  t.session.params.publish(t.session.stream, ParameterStore::Masters::changed);  // the NaN is gone
+  EXPECT_LT(t.run(6).back(), std::log(120.));
+  EXPECT_EQ(t.state().skipped, 1u);
+  EXPECT_EQ(t.state().updates, 8u);
+}
+
+class Training : public testing::Test {
+  const Threads one_{1};
+};
+
+// The rest of the run is that of a run which never saw the bad batch: same moments, same bias correction.
+TEST_F(Training, ASkippedStepIsAsIfItsBatchWereMissing) {
+  const RunConfig c = tiny_config({"precision.param_dtype=bf16", "precision.moment_dtype=bf16"});
+  TinyTrainer bad(c), good(c);
+  bad.run(2), good.run(2);
+  bad.session.params.for_each([](const std::string& name, Shape, const ParameterStore::Local& l) {
+    if (name == "model.norm.weight") *l.weights.ptr<bf16>() = bf16(std::numeric_limits<float>::infinity());
+  });
+  bad.run(1);
+  bad.session.params.publish(bad.session.stream, ParameterStore::Masters::changed);
+  good.restore(3, good.samples_done() + c.training.global_batch_size, good.state());
+  EXPECT_EQ(bad.run(4), good.run(4));
+  expect_same(bits_of(bad), bits_of(good));
+}
+
+TEST_F(Training, TheLossIsTheMeanOverTheValidTargetsOfTheGlobalBatch) {
+  const RunConfig c = tiny_config({"training.micro_batch_size=1", "training.global_batch_size=8"});
+  const Samples samples = tiny_samples(c);
+  TinyTrainer t(c);
+  double sum = 0, valid = 0;
+  for (int64_t g = 0; g < 8; ++g) {
+    const double n = double(samples.valid_targets(g, 1));
+    sum += t.session.loss(samples, g, 1) * n;
+    valid += n;
+  }
+  EXPECT_LT(valid, 8 * 16 - 8);
+  EXPECT_NEAR(t.session.loss(samples, 0, 8), sum / valid, 1e-6 * sum / valid);
+  EXPECT_NEAR(t.run(1)[0], sum / valid, 1e-6 * sum / valid);
+}
+
+TEST_F(Training, TokensAtIgnoredTargetsDoNotMatter) {
+  const RunConfig c = tiny_config();
+  Samples last_ignored = tiny_samples(c), other_tokens = last_ignored;
+  const auto change = [](Samples& s, int32_t token) {  // what only an ignored target sees
+    s.batch = [batch = s.batch, token](int64_t first, int64_t count) {
+      Batch b = batch(first, count);
+      for (int64_t i = 1; i <= count; ++i) {
+        b.targets[size_t(i * b.seq_len - 1)] = kIgnore;
+        b.tokens[size_t(i * b.seq_len - 1)] = token;
+      }
+      return b;
+    };
+    s.valid_targets = [batch = s.batch](int64_t first, int64_t count) {
+      return count_valid(batch(first, count).targets);
+    };
+  };
+  change(last_ignored, 1), change(other_tokens, 77);
+  TinyTrainer a(c), b(c);
+  EXPECT_EQ(a.run(3, last_ignored), b.run(3, other_tokens));
+}
+
+TEST_F(Training, ABatchWithoutAnyTargetHasLossZeroAndHarmsNothing) {
+  const RunConfig c = tiny_config({"optimizer.weight_decay=0"});
+  TinyTrainer t(c);
+  Samples none = tiny_samples(c);
+  none.batch = [batch = none.batch](int64_t first, int64_t count) {
+    Batch b = batch(first, count);
+    std::fill(b.targets.begin(), b.targets.end(), kIgnore);
+    return b;
+  };
+  none.valid_targets = [](int64_t, int64_t) { return 0; };
+  const Bits before = weight_bits(t.session.params);
+  EXPECT_EQ(t.run(1, none)[0], 0.);
+  expect_same(weight_bits(t.session.params), before);
+  EXPECT_EQ(t.evaluate(none, 4), 0.);
+}
+
+TEST_F(Training, AccumulationIsOneLargeBatch) {
+  const auto losses = [](int64_t micro) {
+    return train(tiny_config({"training.global_batch_size=4", concat("training.micro_batch_size=", micro)}), 10).losses;
+  };
+  const std::vector<double> whole = losses(4);
+  expect_near_all(losses(1), whole, 1e-6);
+  expect_near_all(losses(2), whole, 1e-6);
+}
+
+TEST_F(Training, ChunksOfLogitsAreOneHead) {
+  const auto losses = [](int64_t rows) { return train(tiny_config({concat("memory.head_chunk=", rows)}), 10).losses; };
+  expect_near_all(losses(5), losses(32), 1e-6);
+}
+
+TEST_F(Training, ReportsWhatTheStepDid) {
+  const RunConfig c = tiny_config({"optimizer.clip=0.01"});
+  TinyTrainer t(c);
+  const Samples samples = tiny_samples(c);
+  t.step(samples);
+  t.step(samples);
+  const StepReport first = t.report(1), second = t.report(2);
+  EXPECT_EQ(first.step, 1);
+  EXPECT_EQ(first.lr, 0.5e-2);  // the first of two warm-up steps
+  EXPECT_EQ(second.lr, 1e-2);
+  EXPECT_GT(first.state.norm, 0.01f);
+  EXPECT_NEAR(first.state.clip * first.state.norm, 0.01f, 1e-6);
+  t.step(samples);
+  EXPECT_THROW(t.report(1), Error);  // only two are kept
+}
+
+}  // namespace
+}  // namespace octet::BACKEND
