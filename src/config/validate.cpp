@@ -91,6 +91,8 @@ class Check {
       refuse("fp8.enabled: training.micro_batch_size times training.seq_len (", rows,
              " tokens) is no multiple of 16, "
              "which FP8 products need");
+    if (f.fallback && (c_.log.fp8_every == 0 || c_.checkpoint.dir->empty()))
+      refuse("fp8.fallback needs ", c_.log.fp8_every == 0 ? "log.fp8_every: steps between measurements" : "checkpoint.dir: a layer changes through a checkpoint");
     if (f.bf16_first_layers + f.bf16_last_layers >= c_.model.num_layers)
       refuse("fp8.bf16_first_layers (", f.bf16_first_layers, ") and fp8.bf16_last_layers (", f.bf16_last_layers,
              ") leave none of the ", c_.model.num_layers, " blocks in FP8; set fp8.enabled to false instead");

@@ -35,8 +35,9 @@ json HealthReport::to_json() const {
   json tensors = json::object();
   for (size_t i = 0; i < casts.size(); ++i) {
     const CastHealth& h = casts[i];
-    tensors[names[i]] = {{"scale", h.scale}, {"amax", h.amax},   {"saturated", h.saturated_share()},
-                         {"flushed", h.flushed_share()}, {"age", h.age}, {"frozen", h.frozen}};
+    tensors[names[i]] = {
+        {"scale", h.scale}, {"amax", h.amax},    {"saturated", h.saturated_share()}, {"flushed", h.flushed_share()},
+        {"age", h.age},     {"frozen", h.frozen}};
   }
   const int w = worst();
   return {{"worst", w < 0 ? "" : names[size_t(w)]}, {"tensors", tensors}};
@@ -50,8 +51,9 @@ std::string HealthReport::summary() const {
   char numbers[96];
   std::snprintf(numbers, sizeof numbers, "scale %.3g, amax %.3g, age %lld", double(h.scale), double(h.amax),
                 static_cast<long long>(h.age));
-  return concat("worst ", names[size_t(w)], ": ", percent(h.saturated_share()), " saturated, ", percent(h.flushed_share()),
-                " flushed to zero, ", numbers, "; ", frozen, " of ", casts.size(), " scales frozen");
+  return concat("worst ", names[size_t(w)], ": ", percent(h.saturated_share()), " saturated, ",
+                percent(h.flushed_share()), " flushed to zero, ", numbers, "; ", frozen, " of ", casts.size(),
+                " scales frozen");
 }
 
 void share(HealthReport& report, Host& host) {
@@ -83,8 +85,9 @@ std::vector<std::string> HealthWatch::alarms(const HealthReport& report) {
     const auto check = [&](double share, double limit, const char* what, const char* remedy) {
       if (limit <= 0 || share <= limit) return;
       alarmed.insert(layer);
-      messages.push_back(concat("FP8 of ", report.names[i], " at step ", report.step, ": ", percent(share), " of its values ", what,
-                                " (alarm above ", percent(limit), "); ", remedy, " or list \"", layer, "\" in fp8.exclude"));
+      messages.push_back(concat("FP8 of ", report.names[i], " at step ", report.step, ": ", percent(share),
+                                " of its values ", what, " (alarm above ", percent(limit), "); ", remedy, " or list \"",
+                                layer, "\" in fp8.exclude"));
     };
     seen.insert(layer);
     check(h.saturated_share(), config_.alarm_saturated, "saturate",

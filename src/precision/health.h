@@ -1,6 +1,6 @@
 #pragma once
-// Health of FP8: what one cast of each quantised tensor lost, and how old the scale is that it was made with. Worst cases,
-// alarms, and the layers that should leave FP8.
+// Health of FP8: what one cast of each quantised tensor lost, and how old the scale is that it was made with. Worst
+// cases, alarms, and the layers that should leave FP8.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -11,24 +11,24 @@
 
 namespace octet::BACKEND {
 
-struct CastHealth {          // of one tensor: in one micro-batch, or of a weight; plain data, as ranks exchange it
+struct CastHealth {  // of one tensor: in one micro-batch, or of a weight; plain data, as ranks exchange it
   float scale = 1, amax = 0;
   uint64_t elements = 0;
-  uint64_t saturated = 0;    // codes at the format's largest value, where the maximum lies beyond it
-  uint64_t flushed = 0;      // zeros that were none before
-  int64_t age = 0;           // updates since the maximum that sets the scale was measured; 0: measured for this cast
-  bool frozen = false;       // a maximum that is not finite keeps the scale from following
+  uint64_t saturated = 0;  // codes at the format's largest value, where the maximum lies beyond it
+  uint64_t flushed = 0;    // zeros that were none before
+  int64_t age = 0;         // updates since the maximum that sets the scale was measured; 0: measured for this cast
+  bool frozen = false;     // a maximum that is not finite keeps the scale from following
 
   double saturated_share() const { return elements ? double(saturated) / double(elements) : 0; }
   double flushed_share() const { return elements ? double(flushed) / double(elements) : 0; }
 };
 
-struct HealthReport {        // of one step, all ranks together
+struct HealthReport {  // of one step, all ranks together
   int64_t step = 0;
   std::vector<std::string> names;
   std::vector<CastHealth> casts;
-  int worst() const;         // the tensor that loses the largest share; -1 if there is none
-  json to_json() const;      // {"worst": name, "tensors": {name: {…}}}
+  int worst() const;     // the tensor that loses the largest share; -1 if there is none
+  json to_json() const;  // {"worst": name, "tensors": {name: {…}}}
   std::string summary() const;
 };
 

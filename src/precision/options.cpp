@@ -1,5 +1,6 @@
-#include "config/globs.h"
 #include "precision/options.h"
+
+#include "config/globs.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -44,7 +45,8 @@ Recipe make_recipe(const RunConfig& c) {
   Recipe recipe;
   recipe.gradient_format = c.fp8.format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
   recipe.evaluate_fp8 = c.fp8.enabled && c.fp8.eval;
-  recipe.report->push_back(line_of("lm_head", {.reason = "never in FP8"}, name_of(c.precision.param_dtype), DType::e4m3));
+  recipe.report->push_back(
+      line_of("lm_head", {.reason = "never in FP8"}, name_of(c.precision.param_dtype), DType::e4m3));
   recipe.linear = [&c, report = recipe.report, format = recipe.gradient_format](const std::vector<std::string>& names,
                                                                                 int64_t layer, Shape shape) {
     LinearRecipe r{.reason = obstacle(c, names, layer, shape)};

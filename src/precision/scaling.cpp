@@ -14,7 +14,9 @@ int DelayedScaling::add(std::string name, DType format) {
   return size() - 1;
 }
 
-float DelayedScaling::largest_of(int slot) const { return std::ldexp(largest(formats_[size_t(slot)]), -options_.margin); }
+float DelayedScaling::largest_of(int slot) const {
+  return std::ldexp(largest(formats_[size_t(slot)]), -options_.margin);
+}
 
 void DelayedScaling::materialise(Stream& s, Arena& memory) {
   const int64_t S = size();
@@ -140,16 +142,16 @@ std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
     h.scale = own ? (finite && seen > 0 ? scale_of(limit, seen, options_.power_of_2) : 1.f) : scale[4 * i];
     h.amax = amax[i] ? seen : limit / h.scale;  // weights whose maximum has moved into the scale already
     h.elements = n[0];
-    h.saturated = double(h.amax) * double(h.scale) > double(top) * (1 + 1e-6) || !finite ? n[1] : 0;  // else the largest value is exact
-    h.flushed = n[2] - std::min(n[2], n[6]);  // zero in any scale was zero before
-    float most = 0;                           // of the rows that made the scale
-    for (size_t k = 1; k < L; ++k) {          // oldest first
+    h.saturated = double(h.amax) * double(h.scale) > double(top) * (1 + 1e-6) || !finite
+                      ? n[1]
+                      : 0;                          // else the largest value is exact
+    h.flushed = n[2] - std::min(n[2], n[6]);        // zero in any scale was zero before
+    h.age = own || updates_ == 0 ? 0 : int64_t(L);  // unless it is among the rows; the oldest has just left them
+    for (size_t k = L - 1; k >= 1; --k) {           // newest first
       const float a = rows[k * S + i];
       h.frozen |= !(a <= kLargestFloat);
-      if (a >= most && a > 0) most = a, h.age = int64_t(L - k);
+      if (h.age == int64_t(L) && a > 0 && scale_of(limit, a, options_.power_of_2) == h.scale) h.age = int64_t(L - k);
     }
-    if (own) h.age = 0;
-    else if (options_.most_recent || L == 1) h.age = updates_ > 0;
     h.frozen |= !finite;
   }
   return all;

@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(256) count_kernel(uint32_t* counts, const uint
     const uint4 v = reinterpret_cast<const uint4*>(q)[i];
     take(v.x), take(v.y), take(v.z), take(v.w);
   }
-  for (int64_t i = packs * 16 + first; i < n; i += stride) take(q[i] | 0x01010100u);  // three bytes that count for nothing
+  for (int64_t i = packs * 16 + first; i < n; i += stride)
+    take(q[i] | 0x01010100u);  // three bytes that count for nothing
   largest = __reduce_add_sync(0xffffffffu, largest);
   zeros = __reduce_add_sync(0xffffffffu, zeros);
   if (threadIdx.x % 32 != 0) return;
@@ -39,8 +40,8 @@ void count_codes(Stream& s, Tensor counts, Tensor q) {
   if (q.numel() == 0) return;
   const uint32_t top = q.dtype == DType::e4m3 ? e4m3(e4m3::largest()).bits : e5m2(e5m2::largest()).bits;
   const int64_t blocks = std::min<int64_t>(blocks_for(q.numel(), 256 * 16), 4 * s.target().multiprocessors);
-  count_kernel<<<unsigned(blocks), 256, 0, raw(s)>>>(counts.ptr<uint32_t>(), static_cast<const uint8_t*>(q.data), q.numel(),
-                                                     top * 0x01010101u);
+  count_kernel<<<unsigned(blocks), 256, 0, raw(s)>>>(counts.ptr<uint32_t>(), static_cast<const uint8_t*>(q.data),
+                                                     q.numel(), top * 0x01010101u);
   CUDA_CHECK(cudaGetLastError());
 }
 
