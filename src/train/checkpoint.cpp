@@ -88,6 +88,7 @@ void write_scales(Session& s, const fs::path& path) {
     tensors.push_back({kind + ".scale", DType::f32, {S}});
     tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
     tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
+    tensors.push_back({kind + ".largest", DType::f32, {S}});
     metadata[kind + ".names"] = json(snapshot.names).dump();
     metadata[kind + ".updates"] = std::to_string(snapshot.updates);
   }
@@ -95,6 +96,7 @@ void write_scales(Session& s, const fs::path& path) {
   for (const auto& [kind, snapshot] : all) {
     writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
     writer.write(kind + ".history", 0, std::span<const float>(snapshot.rows));
+    writer.write(kind + ".largest", 0, std::span<const float>(snapshot.largest));
     const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end());
     writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
   }
@@ -116,10 +118,12 @@ void read_scales(Session& s, const fs::path& path) {
     snapshot.updates = std::stoll(meta.at(kind + ".updates"));
     snapshot.scale = file.read_all<float>(kind + ".scale");
     snapshot.rows = file.read_all<float>(kind + ".history");
+    if (file.find(kind + ".largest")) snapshot.largest = file.read_all<float>(kind + ".largest");
     snapshot.history = file.at(kind + ".history").shape.at(0);
     for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
     const size_t S = snapshot.names.size();
-    if (snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history))
+    if (snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history) ||
+        (!snapshot.largest.empty() && snapshot.largest.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
     const int found = scales.load(s.stream, snapshot);
     if (found < scales.size()) log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind, " are missing and start cold");
@@ -142,9 +146,17 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {  // oldest fir
   return found;
 }
 
+json read_state(const fs::path& folder) {
+  if (!fs::is_directory(folder)) bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
+  if (!fs::exists(folder / "COMPLETE")) bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
+  json state = read_json((folder / "state.json").string());
+  if (!state.is_object()) bad_input((folder / "state.json").string(), ": no object; it was not written by octet");
+  return state;
+}
+
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
   const json state{{"format", kFormat}, {"step", r.step}, {"samples", r.samples}, {"updates", r.counters.updates}, {"skipped", r.counters.skipped},
-                   {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)}, {"ranks", s.host.size()}, {"config", resolved(s.config)}};
+                   {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)}, {"ranks", s.host.size()}, {"fallbacks", r.fallbacks}, {"config", resolved(s.config)}};
   write_file(folder / "state.json", state.dump(2) + "\n");
   json model = write_model_config(s.config.model, 5);
   model["dtype"] = s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32";
@@ -162,7 +174,8 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
   const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
   if (s.host.rank() == 0) {
-    fs::remove_all(staged);
+    std::error_code none;                                      // what hinders it hinders making it, and is told there
+    fs::remove_all(staged, none);
     make_folders(staged);
   }
   write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, [](auto& p, auto&& f) { for_each_master(p, f); });
@@ -191,11 +204,19 @@ std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::pa
   return all.back();
 }
 
+std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
+  const json state = read_state(folder), names = state.value("fallbacks", json::array());
+  std::vector<std::string> layers;
+  for (const json& name : names) {
+    if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is no list of names");
+    layers.push_back(name.get<std::string>());
+  }
+  return layers;
+}
+
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
   Session& s = trainer.session;
-  if (!fs::is_directory(folder)) bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
-  if (!fs::exists(folder / "COMPLETE")) bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
-  const json state = read_json((folder / "state.json").string());
+  const json state = read_state(folder);
   const auto number = [&](const char* key) {
     if (!state.contains(key) || !state[key].is_number_integer()) bad_input((folder / "state.json").string(), ": '", key, "' is missing or no integer");
     return state[key].get<int64_t>();
@@ -206,6 +227,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   r.counters.skipped = uint32_t(number("skipped"));
   r.data = std::stoull(state.value("data", "0"));
   r.tokenizer = std::stoull(state.value("tokenizer", "0"));
+  r.fallbacks = fallbacks_of(folder);
 
   const SafetensorsModel model(folder / "model.safetensors");
   check_names(names_of(s.params), model, layout_of(s.config.model));

@@ -4,7 +4,7 @@
 //   config.json            the model as transformers describes it
 //   optimizer.safetensors  NAME.m and NAME.v, moments
 //   fp8.safetensors        scales and histories by name, where there are any
-//   state.json             step, samples, counters, resolved config, fingerprints of data and tokenizer
+//   state.json             step, samples, counters, resolved config, fingerprints of data and tokenizer, layers that left FP8
 //   plans.jsonl            which product plans timing chose: the same bits after a resume
 //   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
 // A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed. Ranks
@@ -20,12 +20,15 @@ struct RunState {
   int64_t step = 0, samples = 0;
   StepState counters;
   uint64_t data = 0, tokenizer = 0;      // fingerprints; 0: unknown
+  std::vector<std::string> fallbacks{};  // layers that fp8.fallback took out of FP8
 };
 
 // Saves step `state.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its folder.
 std::string save_checkpoint(Trainer&, const RunState&);
 // Everything but the data's position, which the caller takes from what is returned.
 RunState load_checkpoint(Trainer&, const std::filesystem::path& folder);
+// What fp8.exclude must hold besides, before a Trainer is made for this checkpoint.
+std::vector<std::string> fallbacks_of(const std::filesystem::path& folder);
 // The newest complete checkpoint below `dir`; none if there is none.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir);
 

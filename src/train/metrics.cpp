@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "config/layers.h"
 #include "config/peaks.h"
 
 namespace octet::BACKEND {
@@ -30,6 +31,9 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, const std::string& 
   if (!speaks_) return;
   log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters), " parameters, ",
            human_bytes(double(memory_)), " reserved on each rank");
+  if (!c.fp8.enabled) return;
+  log_info("fp8: ", c.fp8.values().dump());
+  for (const std::string& line : merge_layers(plan.precision)) log_info("  ", line);
 }
 Metrics::~Metrics() = default;
 
@@ -72,12 +76,29 @@ void Metrics::step(const StepReport& r) {
     line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
     if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
     log_info(line);
+    if (r.health.step) log_info("  fp8: ", r.health.summary());
   }
   json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
               {"seconds", r.seconds}, {"skipped", r.state.skipped}};
   if (peak_ > 0) record["mfu"] = mfu;
+  if (r.health.step) record["fp8"] = r.health.to_json();
   append(record.dump());
   if (progress_) progress_->update(r.step, print("loss %.4f", r.loss));
+}
+
+void Metrics::alarms(const std::vector<std::string>& messages) {
+  if (!speaks_) return;
+  for (const std::string& message : messages) log_warning(message);
+}
+
+void Metrics::fallback(int64_t step, const std::string& layer) {
+  if (speaks_) log_warning("FP8 of ", layer, ": its products run without FP8 from step ", step + 1, " on (fp8.fallback)");
+  append(json{{"step", step}, {"fp8_fallback", layer}}.dump());
+}
+
+void Metrics::replanned(const PlanResult& plan) {
+  flops_ = flops_of(plan.work);
+  memory_ = plan.memory.total();
 }
 
 void Metrics::evaluation(int64_t step, double loss) {

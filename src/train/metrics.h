@@ -13,7 +13,10 @@ class Metrics {
   ~Metrics();
   void truncate(int64_t step);                    // drops later steps from the metrics file: they will be done again
   void start(int64_t begin, int64_t last);
-  void step(const StepReport&);
+  void step(const StepReport&);                   // with FP8's health, of all ranks, where it was asked for
+  void alarms(const std::vector<std::string>&);
+  void fallback(int64_t step, const std::string& layer);
+  void replanned(const PlanResult&);              // after a fallback
   void evaluation(int64_t step, double loss);
   void saved(const std::string& folder);
   void finish(const TrainResult&);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <fstream>
 #include <optional>
+#include <set>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -71,19 +72,22 @@ Data open_data(const RunConfig& c) {
 class Run {
  public:
   Run(const RunConfig& config, Host& host, const Planner& planner)
-      : config_(config), host_(host), data_(open_data(config)), plan_(planner(config)),
-        trainer_(config, host, plan_, options_for(config, host)), metrics_(config, plan_, trainer_.session.device.name(), host),
-        samples_(samples_of(data_.train)) {}
+      : given_(config), config_(config), host_(host), planner_(planner), data_(open_data(config_)), watch_(config_.fp8), from_(resume_from()),
+        samples_(samples_of(data_.train)) {
+    if (from_) fallbacks_ = fallbacks_of(*from_);
+    build();
+    metrics_.emplace(config_, plan_, trainer_->session.device.name(), host_);
+  }
 
   TrainResult run() {
     resume();
     const Signals signals;
-    const int64_t last = total_steps(config_), begin = trainer_.steps_done();
-    metrics_.start(begin, last);
+    const int64_t last = total_steps(config_), begin = trainer_->steps_done();
+    metrics_->start(begin, last);
     logged_ = begin;
-    while (trainer_.steps_done() < last) {
-      trainer_.step(samples_);
-      const int64_t step = trainer_.steps_done();
+    while (trainer_->steps_done() < last) {
+      trainer_->step(samples_);
+      const int64_t step = trainer_->steps_done();
       log_through(step - 1);                                  // a step behind: nothing waits for the device
       const bool ends = agreed_to_end(host_), stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
@@ -95,61 +99,93 @@ class Run {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
       }
+      if (const std::vector<std::string> layers = watch_.take_fallbacks(); !layers.empty() && step < last) fall_back(layers);
     }
-    result_.step = trainer_.steps_done();
-    metrics_.finish(result_);
+    result_.step = trainer_->steps_done();
+    metrics_->finish(result_);
     return result_;
   }
 
  private:
-  void resume() {
+  std::optional<std::filesystem::path> resume_from() const {
     const std::string how = config_.checkpoint.resume, dir = config_.checkpoint.dir;
-    std::optional<std::filesystem::path> from;
-    if (how == "auto") {
-      if (!dir.empty()) from = newest_checkpoint(dir);
-    } else if (how != "none") {
-      from = how;
+    if (how == "none" || (how == "auto" && dir.empty())) return {};
+    return how == "auto" ? newest_checkpoint(dir) : how;
+  }
+  // Layers that fell back count as excluded.
+  void build() {
+    std::vector<std::string> exclude = given_.fp8.exclude;
+    exclude.insert(exclude.end(), fallbacks_.begin(), fallbacks_.end());
+    if (!fallbacks_.empty()) config_.fp8.exclude.set(exclude);
+    trainer_.reset();                                         // its memory first
+    plan_ = planner_(config_);
+    trainer_ = std::make_unique<Trainer>(config_, host_, plan_, options_for(config_, host_));
+  }
+  // At a step boundary, through a checkpoint: what follows is what a resumed run would do.
+  void fall_back(std::vector<std::string> layers) {
+    log_through(trainer_->steps_done());
+    const std::vector<std::string> more = watch_.take_fallbacks();  // of the last step
+    layers.insert(layers.end(), more.begin(), more.end());
+    for (const std::string& layer : std::set<std::string>(layers.begin(), layers.end())) {
+      metrics_->fallback(trainer_->steps_done(), layer);
+      fallbacks_.push_back(layer);
     }
-    if (!from) return;
-    const RunState r = load_checkpoint(trainer_, *from);
+    saved_ = -1;
+    save();
+    build();
+    load_checkpoint(*trainer_, result_.checkpoint);
+    metrics_->replanned(plan_);
+  }
+  void resume() {
+    if (!from_) return;
+    const std::optional<std::filesystem::path>& from = from_;
+    const RunState r = load_checkpoint(*trainer_, *from);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(), "; tokenize again with its tokenizer.model");
     if (r.data && r.data != data_.train.fingerprint())
       log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples, " of the new data comes next");
     if (r.step > total_steps(config_)) bad_input(from->string(), " is at step ", r.step, ", beyond training.steps ", total_steps(config_), "; raise it, or start anew with --resume none");
-    log_info("resumed from ", from->string(), " at step ", r.step);
-    metrics_.truncate(r.step);
+    if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.step);
+    metrics_->truncate(r.step);
   }
 
   void log_through(int64_t step) {
     while (logged_ < step) {
-      const StepReport r = trainer_.report(++logged_);
+      StepReport r = trainer_->report(++logged_);
+      if (r.health.step) share(r.health, host_);              // every rank sees the same, and decides the same
       if (result_.first_loss == 0) result_.first_loss = r.loss;
       result_.loss = r.loss;
-      metrics_.step(r);
+      metrics_->step(r);
+      if (r.health.step) metrics_->alarms(watch_.alarms(r.health));
     }
   }
   void evaluate() {
     if (!data_.validation) return;
     const int64_t count = std::min<int64_t>(config_.training.eval_sequences, data_.validation->samples_per_epoch());
-    result_.validation_loss = trainer_.evaluate(samples_of(*data_.validation), count);
-    metrics_.evaluation(trainer_.steps_done(), result_.validation_loss);
+    result_.validation_loss = trainer_->evaluate(samples_of(*data_.validation), count);
+    metrics_->evaluation(trainer_->steps_done(), result_.validation_loss);
   }
   void save() {
-    if (config_.checkpoint.dir->empty() || saved_ == trainer_.steps_done()) return;
-    saved_ = trainer_.steps_done();
-    result_.checkpoint = save_checkpoint(trainer_, {.step = trainer_.steps_done(), .samples = trainer_.samples_done(), .counters = trainer_.state(),
-                                                    .data = data_.train.fingerprint(), .tokenizer = data_.train.tokenizer_fingerprint()});
-    metrics_.saved(result_.checkpoint);
+    if (config_.checkpoint.dir->empty() || saved_ == trainer_->steps_done()) return;
+    saved_ = trainer_->steps_done();
+    result_.checkpoint = save_checkpoint(*trainer_, {.step = trainer_->steps_done(), .samples = trainer_->samples_done(), .counters = trainer_->state(),
+                                                    .data = data_.train.fingerprint(), .tokenizer = data_.train.tokenizer_fingerprint(),
+                                                    .fallbacks = fallbacks_});
+    metrics_->saved(result_.checkpoint);
   }
 
-  const RunConfig& config_;
+  const RunConfig& given_;
+  RunConfig config_;                                          // with the layers that fell back excluded from FP8
   Host& host_;
+  const Planner& planner_;
   Data data_;
+  HealthWatch watch_;
+  std::optional<std::filesystem::path> from_;                 // the checkpoint that the run continues
+  std::vector<std::string> fallbacks_;
   PlanResult plan_;
-  Trainer trainer_;
-  Metrics metrics_;
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<Metrics> metrics_;
   Samples samples_;
   TrainResult result_;
   int64_t logged_ = 0, saved_ = -1;
