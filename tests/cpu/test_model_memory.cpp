@@ -21,7 +21,6 @@ std::vector<Planned> all_runs() {
     all.push_back({f.name, 3, with(f.changes, {"parallel.zero_stage=3", "memory.recompute_blocks=1"})});
   }
   const Changes fp8{"precision.param_dtype=bf16", "fp8.enabled=true"};
-  all.push_back({"fp8_evaluated", 1, with(fp8, {"fp8.eval=true"})});
   all.push_back({"fp8_but_wgrad", 1, with(fp8, {"fp8.override_linear_precision=[false,false,true]"})});
   all.push_back({"fp8_but_last", 1, with(fp8, {"fp8.bf16_last_layers=1", "memory.recompute_blocks=2"})});
   all.push_back({"recompute", 1, {"memory.recompute_blocks=2"}});

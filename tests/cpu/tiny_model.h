@@ -148,6 +148,7 @@ inline std::vector<Format> all_formats() {
           {"bf16_moments", with(bf16, {"precision.master_dtype=bf16", "precision.moment_dtype=bf16"})},
           {"fp8_delayed", with(fp8, {"fp8.amax_history_len=4"})},
           {"fp8_current", with(fp8, {"fp8.recipe=current"})},
+          {"fp8_evaluated", with(fp8, {"fp8.eval=true"})},
           {"fp8_smp", with(fp8, {"fp8.preset=smp", "fp8.amax_history_len=3"})},
           {"fp8_interval", with(fp8, {"fp8.preset=te", "fp8.amax_history_len=3", "fp8.interval=3"})}};
 }
