@@ -27,68 +27,89 @@ struct Pieces {
   const StepState* state;
 };
 
-// bf16 is rounded by 16 of each element's random bits, from bit `shift` on; fp32 as it is.
+// Four elements: 16 bytes of fp32, so that a warp's accesses are whole lines whatever the types beside it.
 template <class T>
-__device__ void store_rounded(T* to, float (&v)[8], const uint64_t (&random)[8], int shift, int count, bool fast) {
-  if constexpr (sizeof(T) == 2) {
-    uint32_t w[4];
+struct Quad {
+  std::conditional_t<sizeof(T) == 4, uint4, uint2> raw;
+};
+template <class T>
+__device__ inline void load4(float (&v)[4], const void* from, int64_t at, int count, bool fast) {
+  const T* x = static_cast<const T*>(from) + at;
+  if (!fast) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const bf16 y = round_stochastic(v[j], uint32_t(random[j] >> shift));
-      v[j] = float(y);
-      w[j / 2] = j % 2 ? w[j / 2] | uint32_t(y.bits) << 16 : y.bits;
-    }
-    if (fast) {
-      store8(to, Pack<T>{{w[0], w[1], w[2], w[3]}});
-      return;
-    }
-  } else if (fast) {
-    store8(to, pack<T>(v));
+    for (int j = 0; j < 4; ++j) v[j] = j < count ? float(x[j]) : 0.f;
     return;
   }
-  store<false>(to, v, count);
+  const auto q = *reinterpret_cast<const Quad<T>*>(x);
+  if constexpr (sizeof(T) == 4) {
+    v[0] = __uint_as_float(q.raw.x), v[1] = __uint_as_float(q.raw.y);
+    v[2] = __uint_as_float(q.raw.z), v[3] = __uint_as_float(q.raw.w);
+  } else {
+    v[0] = __uint_as_float(q.raw.x << 16), v[1] = __uint_as_float(q.raw.x & 0xffff0000u);
+    v[2] = __uint_as_float(q.raw.y << 16), v[3] = __uint_as_float(q.raw.y & 0xffff0000u);
+  }
 }
 template <class T>
-__device__ inline Pack<T> load_part(const void* p, int64_t at, int count, bool fast) {
-  const T* from = static_cast<const T*>(p) + at;
-  return fast ? load8(from) : load<false>(from, count);
+__device__ inline void store4(void* to, int64_t at, const float (&v)[4], int count, bool fast) {
+  T* y = static_cast<T*>(to) + at;
+  if (!fast) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (j < count) y[j] = T(v[j]);
+  } else if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(y) = make_float4(v[0], v[1], v[2], v[3]);
+  } else {
+    *reinterpret_cast<uint2*>(y) = make_uint2(Narrow<T>::pair(v[0], v[1]), Narrow<T>::pair(v[2], v[3]));
+  }
+}
+// bf16 is rounded by 16 of each element's random bits, from bit `shift` on; fp32 as it is. v becomes what is stored.
+template <class T>
+__device__ inline void round4(float (&v)[4], const uint64_t (&random)[4], int shift) {
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = float(round_stochastic(v[j], uint32_t(random[j] >> shift)));
+  }
 }
 
+// The thread's elements of a chunk: kGroups times four, all loaded before the first is used.
 template <class W, class M, class G>
-__device__ uint32_t update(const Piece& p, int64_t at, AdamwScalars<float> a, uint64_t seed, uint64_t step) {
-  const int count = int(max(int64_t(0), min(int64_t(8), p.n - at)));
-  const bool fast = p.aligned && count == 8;
-  if (count == 0) return 0;
-  const Pack<W> pw = load_part<W>(p.master, at, count, fast);
-  const Pack<M> pm = load_part<M>(p.m, at, count, fast), pv = load_part<M>(p.v, at, count, fast);
-  const Pack<G> pg = load_part<G>(p.grad, at, count, fast);
-  a.decay = p.decay;
-  float w[8], m[8], v[8], g[8];
-  unpack(w, pw);
-  unpack(m, pm);
-  unpack(v, pv);
-  unpack(g, pg);
-  uint64_t random[8] = {};
+__device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a, uint64_t seed, uint64_t step) {
+  constexpr int kGroups = kChunk / kThreads / 4;
+  float w[kGroups][4], m[kGroups][4], v[kGroups][4], g[kGroups][4];
+  const auto at = [&](int k) { return chunk * kChunk + (k * kThreads + int(threadIdx.x)) * 4; };
+  const auto count = [&](int k) { return int(max(int64_t(0), min(int64_t(4), p.n - at(k)))); };
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    adamw_element(w[j], m[j], v[j], g[j], a);
-    if constexpr (sizeof(W) == 2 || sizeof(M) == 2)
-      random[j] = rounding_bits(seed, step, p.stream, uint64_t(p.first + at + j));
+  for (int k = 0; k < kGroups; ++k) {
+    const bool fast = p.aligned && count(k) == 4;
+    load4<W>(w[k], p.master, at(k), count(k), fast);
+    load4<M>(m[k], p.m, at(k), count(k), fast);
+    load4<M>(v[k], p.v, at(k), count(k), fast);
+    load4<G>(g[k], p.grad, at(k), count(k), fast);
   }
-  store_rounded(static_cast<W*>(p.master) + at, w, random, 0, count, fast);  // w is now what was stored
-  store_rounded(static_cast<M*>(p.m) + at, m, random, 16, count, fast);
-  store_rounded(static_cast<M*>(p.v) + at, v, random, 32, count, fast);
-  if (p.weights && p.weights_bf16) {
-    if (fast) store8(static_cast<bf16*>(p.weights) + at, pack<bf16>(w));
-    else store<false>(static_cast<bf16*>(p.weights) + at, w, count);
-  } else if (p.weights) {
-    if (fast) store8(static_cast<float*>(p.weights) + at, pack<float>(w));
-    else store<false>(static_cast<float*>(p.weights) + at, w, count);
-  }
+  a.decay = p.decay;
   uint32_t amax = 0;
 #pragma unroll
-  for (int j = 0; j < 8; ++j)
-    if (j < count) amax = max(amax, magnitude(w[j]));
+  for (int k = 0; k < kGroups; ++k) {
+    const bool fast = p.aligned && count(k) == 4;
+    uint64_t random[4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      adamw_element(w[k][j], m[k][j], v[k][j], g[k][j], a);
+      if constexpr (sizeof(W) == 2 || sizeof(M) == 2)
+        random[j] = rounding_bits(seed, step, p.stream, uint64_t(p.first + at(k) + j));
+    }
+    round4<W>(w[k], random, 0);
+    round4<M>(m[k], random, 16);
+    round4<M>(v[k], random, 32);
+    store4<W>(p.master, at(k), w[k], count(k), fast);
+    store4<M>(p.m, at(k), m[k], count(k), fast);
+    store4<M>(p.v, at(k), v[k], count(k), fast);
+    if (p.weights && p.weights_bf16) store4<bf16>(p.weights, at(k), w[k], count(k), fast);
+    else if (p.weights) store4<float>(p.weights, at(k), w[k], count(k), fast);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (j < count(k)) amax = max(amax, magnitude(w[k][j]));
+  }
   return amax;
 }
 
@@ -112,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 3) adamw_kernel(const __grid_constan
     const int64_t stop = min(end, i + 1 < all.count ? all.piece[i + 1].chunk : all.chunks);
     uint32_t amax = 0;
     for (; chunk < stop; ++chunk)
-      amax = max(amax, update<W, M, G>(p, (chunk - p.chunk) * kChunk + threadIdx.x * 8, a, all.seed, all.step));
+      amax = max(amax, update<W, M, G>(p, chunk - p.chunk, a, all.seed, all.step));
     if (p.amax) {
       block_amax(p.amax, amax);
       __syncthreads();  // its shared room is used again
