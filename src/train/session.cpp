@@ -46,7 +46,7 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
 }
 
 // Before memory is taken: product plans are timed in it, and what cannot fit is said now.
-void prepare(Stream& s, const PlanResult& plan) {
+void prepare(Stream& s, Host& host, const PlanResult& plan) {
   Device& d = s.device();
   const size_t total = d.total_bytes(), used = d.used_bytes(), needed = plan.memory.total();
   if (plan.memory != MemoryPlan::unbounded() && needed > total - std::min(used, total)) {
@@ -57,6 +57,13 @@ void prepare(Stream& s, const PlanResult& plan) {
               "or store moments in bf16 (precision.moment_dtype)");
   }
   tune_products(s, plan.products);
+  if (host.size() == 1 || !d.target().cuda) return;
+  std::string plans = export_plans(d);  // timing may differ between ranks: all take rank 0's choice
+  int64_t size = int64_t(plans.size());
+  host.broadcast(&size, sizeof size, 0);
+  plans.resize(size_t(size));
+  host.broadcast(plans.data(), plans.size(), 0);
+  if (host.rank() != 0) import_plans(d, plans);
 }
 
 // Rows 0..N-1 sorted by token, stable: a counting sort.
@@ -99,7 +106,7 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       device(options),
       stream(device),
       side(device, Stream::Priority::high),
-      arenas((prepare(stream, plan), stream), plan.memory),
+      arenas((prepare(stream, host, plan), stream), plan.memory),
       degree_(shard_degree(config, host)),
       shard_host_(degree_ < host.size() ? host.split(int(host.rank() / degree_), int(degree_)) : nullptr),
       replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_)) : nullptr),
