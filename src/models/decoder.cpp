@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "models/model.h"
+#include "ops/moe.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -41,6 +42,7 @@ void Decoder::materialise(Stream& s, Arena& memory) {
   const std::vector<float> narrow(table.begin(), table.end());
   copy_to_device(s, rope_table_.data, rope_dtype_ == DType::f64 ? static_cast<const void*>(table.data()) : narrow.data(),
                  rope_table_.bytes());
+  if (config_.num_experts) balance_ = memory.alloc(DType::f64, {2, config_.num_experts});
   s.synchronize();  // the host vectors end here
 }
 
@@ -50,7 +52,10 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double fa
   c.saved.reset();
   c.scratch.reset();
   const Tensor d = c.saved.alloc(c.plain(), {N, config_.hidden_size});  // the gradient of the residual stream
+  if (balance_) fill_zero(c.stream, balance_);
+  c.routers.balance = balance_;
   const Tensor x = forward(c, embed(c, batch));
+  if (balance_) balance(c, N);
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);
     const auto weights = c.params.acquire(c.stream, head_unit(), Use::backward);
@@ -67,6 +72,15 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double fa
   const auto weights = c.params.acquire(c.stream, 0, Use::backward);
   embedding_->backward(c, d, batch.tokens, batch.order);
   c.params.reduce(c.stream, 0, c.batch);
+}
+
+// The shares of tokens are those of all layers and ranks, so that neither splits the loss. Each micro-batch has its own.
+void Decoder::balance(Context& c, int64_t rows) {
+  c.params.sum_over_ranks(c.stream, balance_);
+  const double tokens = double(config_.num_layers * rows * c.params.ranks());
+  const double factor = c.routers.share * double(config_.num_experts) / (tokens * tokens);
+  if (c.routers.loss) moe_balance_loss(c.stream, c.routers.loss, balance_, factor);
+  c.routers.balance_factor = config_.router_aux_loss_coef * factor;
 }
 
 void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {

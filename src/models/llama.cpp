@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "models/architectures.h"
-#include "nn/attention.h"
 #include "nn/mlp.h"
 
 namespace octet::BACKEND {
@@ -34,26 +33,10 @@ class LlamaBlock final : public Block {
  private:
   LlamaBlock(Builder b, const ModelConfig& c, int64_t layer, const Tensor& rope_table, const std::string& name)
       : attention_norm_(b, name + "input_layernorm", {Norm::Kind::rms, c.hidden_size, c.norm_eps}),
-        attention_(attention_config(c), qkv(b, c, layer, name + "self_attn."), out(b, c, layer, name + "self_attn."),
-                   rope_table),
+        attention_(grouped_attention(b, c, layer, name + "self_attn.", rope_table)),
         mlp_norm_(b, name + "post_attention_layernorm", {Norm::Kind::rms, c.hidden_size, c.norm_eps}),
         mlp_(gate_up(b, c, layer, name + "mlp."), down(b, c, layer, name + "mlp.")) {}
 
-  static AttentionConfig attention_config(const ModelConfig& c) {
-    return {.heads = {.H = c.num_heads, .G = c.num_kv_heads, .D = c.head_dim},
-            .channels = c.hidden_size,
-            .window = c.sliding_window,
-            .scale = 1 / std::sqrt(double(c.head_dim))};
-  }
-  static Linear qkv(Builder b, const ModelConfig& c, int64_t layer, const std::string& name) {
-    const int64_t C = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-    return {b,
-            {{name + "q_proj.weight", {q, C}}, {name + "k_proj.weight", {kv, C}}, {name + "v_proj.weight", {kv, C}}},
-            {.layer = layer, .std = c.initializer_range}};
-  }
-  static Linear out(Builder b, const ModelConfig& c, int64_t layer, const std::string& name) {
-    return {b, {{name + "o_proj.weight", {c.hidden_size, c.num_heads * c.head_dim}}}, {.layer = layer, .std = residual_std(c)}};
-  }
   static Linear gate_up(Builder b, const ModelConfig& c, int64_t layer, const std::string& name) {
     const Shape shape{c.intermediate_size, c.hidden_size};
     return {b, {{name + "gate_proj.weight", shape}, {name + "up_proj.weight", shape}}, {.layer = layer, .std = c.initializer_range}};
@@ -69,6 +52,18 @@ class LlamaBlock final : public Block {
 };
 
 }  // namespace
+
+SelfAttention grouped_attention(Builder b, const ModelConfig& c, int64_t layer, const std::string& name, const Tensor& rope_table) {
+  const int64_t C = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  const AttentionConfig config{.heads = {.H = c.num_heads, .G = c.num_kv_heads, .D = c.head_dim},
+                               .channels = C,
+                               .window = c.sliding_window,
+                               .scale = 1 / std::sqrt(double(c.head_dim))};
+  Linear qkv(b, {{name + "q_proj.weight", {q, C}}, {name + "k_proj.weight", {kv, C}}, {name + "v_proj.weight", {kv, C}}},
+             {.layer = layer, .std = c.initializer_range});
+  Linear out(b, {{name + "o_proj.weight", {C, q}}}, {.layer = layer, .std = residual_std(c)});
+  return {config, std::move(qkv), std::move(out), rope_table};
+}
 
 std::unique_ptr<Block> llama_block(Builder b, const ModelConfig& c, int64_t layer, const Tensor& rope_table) {
   return std::make_unique<LlamaBlock>(b, c, layer, rope_table);

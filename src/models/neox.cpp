@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "models/architectures.h"
-#include "nn/attention.h"
 #include "nn/gelu_mlp.h"
 
 namespace octet::BACKEND {

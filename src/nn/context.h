@@ -1,5 +1,7 @@
 #pragma once
 // What layers are declared with (Builder) and what they run with (Context).
+#include <functional>
+
 #include "nn/parameters.h"
 #include "precision/recipe.h"
 
@@ -14,6 +16,18 @@ struct Builder {
 // train: the forward whose backward follows. recompute: the same forward again, in backward. evaluate: no backward.
 enum class Pass : uint8_t { train, recompute, evaluate };
 
+// What the routers of a model with experts share: the balancing loss counts all layers together (ops/moe.h).
+struct Routers {
+  Tensor balance{};           // (2,E) f64: of this micro-batch; none: no balancing loss
+  double balance_factor = 0;  // of its gradient
+  Tensor loss{};              // (1) f64 +=: the balancing loss, for whoever reports it
+  double share = 1;           // of this micro-batch in the step
+  // For whoever compares with another program: each layer's logits (N,E) as they are made, and (L,N,E) whose largest
+  // decide the experts instead.
+  std::function<void(int64_t layer, Tensor)> observe{};
+  Tensor choice{};
+};
+
 struct Context {
   Stream& stream;
   ParameterStore& params;
@@ -23,6 +37,7 @@ struct Context {
   Pass pass = Pass::train;
   int64_t B = 1, T = 1;  // of the micro-batch under way
   ParameterStore::Batch batch = ParameterStore::Batch::last;
+  Routers routers{};
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }

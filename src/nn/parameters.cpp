@@ -58,6 +58,12 @@ int64_t ParameterStore::count() const {
   return n;
 }
 
+void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {
+  wait_for_gradients(s);  // this collective follows the last one of the side stream
+  if (shards() > 1) shard_.all_reduce(s, t, Reduce::sum);
+  if (replica_ && replica_->size() > 1) replica_->all_reduce(s, t, Reduce::sum);
+}
+
 void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed) {
   for (Unit& u : units_)
     for (Segment& g : u.segments) g.size = round_up(g.size, shards() * kAlign);

@@ -91,6 +91,8 @@ class ParameterStore {
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
   int64_t count() const;                                  // parameters, without padding
+  int ranks() const { return shards() * (replica_ ? replica_->size() : 1); }
+  void sum_over_ranks(Stream&, Tensor);                   // in place
   DelayedScaling& weight_scales() { return scales_; }
   // Where AdamW leaves a weight's maximum; null under delayed scaling, whose casts measure.
   uint32_t* weight_amax(int slot) const { return options_.delayed_weights ? nullptr : scales_.measured(slot).amax; }

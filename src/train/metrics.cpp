@@ -72,6 +72,7 @@ void Metrics::step(const StepReport& r) {
   if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
     std::string line = print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step), static_cast<long long>(last_),
                              r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
+    if (config_.model.num_experts) line += print("  balance %.4f", r.state.aux);
     if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
     line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
     if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
@@ -80,6 +81,7 @@ void Metrics::step(const StepReport& r) {
   }
   json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
               {"seconds", r.seconds}, {"skipped", r.state.skipped}};
+  if (config_.model.num_experts) record["aux_loss"] = r.state.aux;
   if (peak_ > 0) record["mfu"] = mfu;
   if (r.health.step) record["fp8"] = r.health.to_json();
   append(record.dump());

@@ -53,6 +53,8 @@ void Trainer::step(const Samples& samples) {
     Context c = s.context(Pass::train);
     c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
     if (last && examines) s.scaling.start_counting(s.stream);
+    c.routers.loss = record(offsetof(StepState, aux), DType::f64, 1);
+    c.routers.share = 1. / double(micro_steps);
     s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
     if (last && examines) examine(s.scaling, flight.health);           // before the scales move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);

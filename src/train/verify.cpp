@@ -55,6 +55,64 @@ class Report {
 };
 using Limit = Report::Limit;
 
+// Device memory that no plan knows of.
+class Extra {
+ public:
+  Extra(Session& s, DType t, Shape shape) : session_(s), tensor{nullptr, t, shape} {
+    tensor.data = device_alloc(s.device, std::max<size_t>(1, tensor.bytes()));
+    fill_zero(s.stream, tensor);
+  }
+  ~Extra() {
+    session_.stream.synchronize();
+    device_free(session_.device, tensor.data);
+  }
+  Extra(const Extra&) = delete;
+
+ private:
+  Session& session_;
+
+ public:
+  Tensor tensor;
+};
+
+// The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the reference's choice of experts.
+class RouterCheck {
+ public:
+  RouterCheck(Session& s, const SafetensorsFile& expected, int64_t rows, bool bf16)
+      : session_(s), choice_(s, DType::f32, shape_of(s, rows)), loss_(s, DType::f64, {1}), forced_(bf16) {
+    if (!s.config.model.num_experts) return;
+    want_ = expected.read_all<double>("router_logits");
+    CHECK(int64_t(want_.size()) == choice_.tensor.numel(), "router_logits: ", want_.size(), " values for ", choice_.tensor.shape);
+    if (forced_) from_host(s.stream, choice_.tensor, want_);
+  }
+  Routers routers() {
+    Routers r{.loss = loss_.tensor};
+    if (!want_.empty() && forced_) r.choice = choice_.tensor;
+    return r;
+  }
+  Routers observed() {
+    Routers r = routers();
+    r.observe = [this](int64_t layer, Tensor logits) {
+      const auto got = to_host(session_.stream, logits);
+      for (size_t i = 0; i < got.size() && session_.host.rank() == 0; ++i) logits_.add(got[i], want_[size_t(layer) * got.size() + i]);
+    };
+    return r;
+  }
+  const Comparison& logits() const { return logits_; }
+  double loss() { return to_host(session_.stream, loss_.tensor)[0]; }
+
+ private:
+  static Shape shape_of(const Session& s, int64_t rows) {
+    const ModelConfig& m = s.config.model;
+    return {m.num_experts ? m.num_layers : 0, rows, m.num_experts};
+  }
+  Session& session_;
+  Extra choice_, loss_;
+  bool forced_;
+  std::vector<double> want_;
+  Comparison logits_;
+};
+
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
 // Every rank computes the whole reference batch; R copies of it over R times the targets have its loss and gradients.
@@ -73,13 +131,17 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   const int64_t V = config.model.vocab_size;
   const auto want = expected.read_all<double>("logits");
   Comparison logits;
+  const bool experts = config.model.num_experts > 0;
+  RouterCheck routers(s, expected, batch.batch * batch.seq_len, config.precision.param_dtype == DType::bf16);
   Context e = s.context(Pass::evaluate);
+  if (experts) e.routers = routers.observed();
   s.model.logits(e, s.upload(batch), [&](int64_t first, Tensor rows) {
     const auto got = to_host(s.stream, rows);
     for (int64_t n = 0; n < rows.rows() && host.rank() == 0; ++n)
       for (int64_t v = 0; v < V; ++v) logits.add(got[size_t(n * rows.cols() + v)], want[size_t((first + n) * V + v)]);
   });
   report.line("logits", logits, {Limit::absolute, 1e-5}, {Limit::metric, 5e-4});
+  if (experts) report.line("router logits", routers.logits(), {Limit::absolute, 1e-5}, {Limit::metric, 5e-4});
   const Samples samples{[&](int64_t, int64_t) { return batch; }, {}};
   const double loss = s.loss(samples, 0, batch.batch * host.size());
   report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
@@ -89,8 +151,10 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   s.params.zero_gradients(s.stream);
   fill_zero(s.stream, total);
   Context c = s.context(Pass::train);
+  if (experts) c.routers = routers.routers();
   s.model.train(c, s.upload(batch), total, 1 / (valid * host.size()));
   s.params.wait_for_gradients(s.stream);
+  if (experts) report.scalar("aux loss", routers.loss(), expected.read_all<double>("aux_loss")[0], 1e-5, 1e-2);
   s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
     const Slice where = find_expected_gradient(name, shape.numel());
     const auto& entry = expected.at(where.name);
@@ -169,6 +233,7 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
     const StepReport r = trainer.report(i + 1);
     report.scalar(concat("step ", i, " loss"), r.loss, t.at("loss")[size_t(i)], 1e-5, 1e-2);
     report.scalar(concat("step ", i, " norm"), r.state.norm, t.at("grad_norm")[size_t(i)], 1e-5, 1e-2);
+    if (config.model.num_experts) report.scalar(concat("step ", i, " aux loss"), r.state.aux, t.at("aux_loss")[size_t(i)], 1e-5, 1e-2);
   }
   check_final_norms(s, host, t.at("final_norms"), report);
 }
@@ -178,7 +243,8 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
 std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner, const VerifyRequest& request) {
   Report report(host, config.precision.param_dtype == DType::bf16);
   if (!request.expected.empty()) check_expected(config, host, planner, request, report);
-  if (!request.trajectory.empty()) check_trajectory(config, host, planner, request, report);
+  const bool wanders = config.model.num_experts > 0 && config.precision.param_dtype == DType::bf16;  // tokens, to other experts
+  if (!request.trajectory.empty() && !wanders) check_trajectory(config, host, planner, request, report);
   return report.lines;
 }
 

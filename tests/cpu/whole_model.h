@@ -44,8 +44,21 @@ class WholeModel {
     session_.params.zero_gradients(session_.stream);
     fill_zero(session_.stream, session_.loss_total());
     Context c = session_.context(Pass::train);
+    balance_ = 0;
+    c.routers.loss = {&balance_, DType::f64, {1}};
+    c.routers.observe = [&](int64_t, Tensor logits) {
+      const auto v = values(logits);
+      if (!frozen_) choice_.insert(choice_.end(), v.begin(), v.end());
+    };
+    if (frozen_) c.routers.choice = {choice_.data(), DType::f64, {int64_t(choice_.size())}};
     session_.model.train(c, session_.upload(batch_), session_.loss_total(), 1 / valid());
     return *session_.loss_total().ptr<double>() / valid();
+  }
+  double balance() const { return balance_; }  // of the last train(): the auxiliary loss
+  void freeze_choice() {                       // every token keeps the experts that it has now
+    choice_.clear();
+    train();
+    frozen_ = true;
   }
   std::vector<std::vector<double>> gradients() {
     std::vector<std::vector<double>> all;
@@ -68,6 +81,9 @@ class WholeModel {
   LoneHost host_;
   Session session_;
   Batch batch_;
+  double balance_ = 0;
+  std::vector<double> choice_;  // (L,N,E): the routers' logits when the choice was frozen
+  bool frozen_ = false;
 };
 
 }  // namespace octet::BACKEND

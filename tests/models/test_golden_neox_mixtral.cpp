@@ -38,6 +38,15 @@ TEST_P(Neox, AgreesOnTwoRanksThatShardEverythingAndRecompute) {
   expect_agreement(verify(GetParam(), "fp32", {"parallel.zero_stage=3", "memory.recompute_blocks=2"}, 2),
                    2 + 28 + 40 + 26);
 }
+class Mixtral : public testing::TestWithParam<const char*> {};
+TEST_P(Mixtral, AgreesInFp32) { expect_agreement(verify(GetParam(), "fp32"), 60); }
+TEST_P(Mixtral, AgreesInBf16OnTheReferencesRoutes) { expect_agreement(verify(GetParam(), "bf16"), 40); }
+TEST_P(Mixtral, AgreesOnRanksAndWithRecomputation) {
+  for (const char* stage : {"0", "1", "3"})
+    expect_agreement(
+        verify(GetParam(), "fp32", {concat("parallel.zero_stage=", stage), "memory.recompute_blocks=1"}, 2), 60);
+}
+INSTANTIATE_TEST_SUITE_P(Golden, Mixtral, testing::Values("mixtral-8x2", "mixtral-4x1"));
 INSTANTIATE_TEST_SUITE_P(Golden, Neox, testing::Values("neox-parallel", "neox-sequential"));
 
 }  // namespace

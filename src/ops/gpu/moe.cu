@@ -1,0 +1,352 @@
+// Mixture of experts. Routing is a thread a token; sorting a block an expert, which finds its tokens' places in order
+// by prefix sums; gathering and combining a block a row. No atomics: the same bits from run to run.
+#include "ops/gpu/reduce.cuh"
+#include "ops/moe.h"
+
+namespace octet::BACKEND {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// ---- routing
+struct Route {
+  int32_t* expert;
+  float *weight, *probability;
+  int64_t N;
+  int E, K;
+};
+
+__global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const float* logits, const float* choice) {
+  const int64_t n = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (n >= m.N) return;
+  const float *x = logits + n * m.E, *c = choice + n * m.E;
+  float* p = m.probability + n * m.E;
+  float largest = x[0], sum = 0, chosen = 0;
+  for (int e = 1; e < m.E; ++e) largest = fmaxf(largest, x[e]);
+  for (int e = 0; e < m.E; ++e) sum += p[e] = expf(x[e] - largest);
+  for (int e = 0; e < m.E; ++e) p[e] /= sum;
+  int before = -1;
+  for (int k = 0; k < m.K; ++k) {  // the largest behind the one before, in the order (value down, index up)
+    int best = -1;
+    for (int e = 0; e < m.E; ++e) {
+      const bool follows = before < 0 || c[e] < c[before] || (c[e] == c[before] && e > before);
+      if (follows && (best < 0 || c[e] > c[best])) best = e;
+    }
+    if (best < 0) best = k;  // NaN everywhere: any expert, as long as it exists
+    before = best;
+    m.expert[n * m.K + k] = best;
+    chosen += m.weight[n * m.K + k] = p[best];
+  }
+  for (int k = 0; k < m.K; ++k) m.weight[n * m.K + k] /= chosen;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    route_backward_kernel(T* dlogits, const Route m, const float* dweight, const double* balance, double factor) {
+  const int64_t n = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (n >= m.N) return;
+  const float *p = m.probability + n * m.E, *w = m.weight + n * m.K, *dw = dweight + n * m.K;
+  const int32_t* expert = m.expert + n * m.K;
+  float chosen = 0, mean = 0, dot = 0;
+  for (int k = 0; k < m.K; ++k) chosen += p[expert[k]], mean += dw[k] * w[k];
+  const auto dp = [&](int e) {
+    float d = balance ? float(factor * balance[e]) : 0.f;
+    for (int k = 0; k < m.K; ++k)
+      if (expert[k] == e) d += (dw[k] - mean) / chosen;
+    return d;
+  };
+  for (int e = 0; e < m.E; ++e) dot += p[e] * dp(e);
+  for (int e = 0; e < m.E; ++e) dlogits[n * m.E + e] = T(p[e] * (dp(e) - dot));
+}
+
+Route route_of(const MoeRoute& m) {
+  return {m.expert.ptr<int32_t>(), m.weight.ptr<float>(),     m.probability.ptr<float>(),
+          m.expert.rows(),         int(m.probability.cols()), int(m.expert.cols())};
+}
+
+// ---- rows of each expert
+constexpr int kItems = 8, kSorters = 1024;  // assignments that a thread takes at a time, threads of a block
+
+__global__ void __launch_bounds__(kSorters) count_kernel(int32_t* count, const int32_t* expert, int64_t assignments) {
+  __shared__ int room[32];
+  int sum[1] = {0};
+  for (int64_t i = threadIdx.x; i < assignments; i += kSorters) sum[0] += expert[i] == int(blockIdx.x);
+  block_sum<1>(sum, room);
+  if (threadIdx.x == 0) count[blockIdx.x] = sum[0];
+}
+
+// Sum over the threads before this one; `total`: over all. `room`: 33 ints, free again at the next barrier.
+__device__ inline int block_prefix(int v, int& total, int* room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum = v;
+#pragma unroll
+  for (int o = 1; o < 32; o *= 2)
+    if (const int other = __shfl_up_sync(~0u, sum, o); lane >= o) sum += other;
+  if (lane == 31) room[warp] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    int all = room[lane];
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2)
+      if (const int other = __shfl_up_sync(~0u, all, o); lane >= o) all += other;
+    room[lane] = all;
+  }
+  __syncthreads();
+  total = room[31];
+  return sum - v + (warp ? room[warp - 1] : 0);
+}
+
+__device__ inline int padded(int rows) { return (rows + int(kExpertRows) - 1) / int(kExpertRows) * int(kExpertRows); }
+
+struct Sort {
+  int32_t *offset, *count, *row, *source;
+  int64_t assignments, R;
+  int E;
+};
+__global__ void __launch_bounds__(kSorters) sort_kernel(const Sort m, const int32_t* expert) {
+  __shared__ int room[33];
+  const int e = blockIdx.x;
+  int first = 0, total = 0;  // a block knows all counts: nobody waits for another
+  {
+    int mine = 0;
+    for (int i = threadIdx.x; i < e; i += kSorters) mine += padded(m.count[i]);
+    block_prefix(mine, first, room);
+    __syncthreads();
+  }
+  const int count = m.count[e], behind = first + padded(count);
+  if (threadIdx.x == 0) {
+    m.offset[e] = first;
+    if (e + 1 == m.E) m.offset[m.E] = behind;
+  }
+  int next = first;
+  for (int64_t base = 0; base < m.assignments; base += kSorters * kItems) {
+    const int64_t begin = base + threadIdx.x * kItems;
+    uint32_t hits = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) hits |= uint32_t(begin + i < m.assignments && expert[begin + i] == e) << i;
+    int at = next + block_prefix(__popc(hits), total, room);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (hits >> i & 1) {
+        m.row[begin + i] = at;
+        m.source[at++] = int32_t(begin + i);
+      }
+    next += total;
+    __syncthreads();  // the room is free again
+  }
+  const int64_t end = e + 1 == m.E ? m.R : behind;  // the last one clears what lies behind all
+  for (int64_t r = first + count + int(threadIdx.x); r < end; r += kSorters) m.source[r] = -1;
+}
+
+// ---- rows to experts and back
+template <class V>  // whole vectors, or elements
+__global__ void __launch_bounds__(kThreads) gather_kernel(V* y, const V* x, const int32_t* source, int columns, int K) {
+  const int64_t r = blockIdx.x;
+  const int from = source[r];
+  for (int c = threadIdx.x; c < columns; c += kThreads)
+    y[r * columns + c] = from < 0 ? V{} : x[int64_t(from / K) * columns + c];
+}
+
+template <class T>
+struct Combine {
+  T* y;
+  const T *o, *residual;
+  const int32_t* row;
+  const float* weight;
+  int C, K;
+};
+template <class T, bool kFast>
+__global__ void __launch_bounds__(kThreads) combine_kernel(const Combine<T> m) {
+  const int64_t n = blockIdx.x;
+  for (int c = threadIdx.x * 8; c < m.C; c += kThreads * 8) {
+    const int count = min(8, m.C - c);
+    float sum[8] = {};
+    for (int k = 0; k < m.K; ++k) {
+      const float w = m.weight ? m.weight[n * m.K + k] : 1.f;
+      float v[8];
+      unpack(v, load<kFast>(m.o + int64_t(m.row[n * m.K + k]) * m.C + c, count));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += w * v[j];
+    }
+    if (m.residual) {
+      float v[8];
+      unpack(v, load<kFast>(m.residual + n * m.C + c, count));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += v[j];
+    }
+    store<kFast>(m.y + n * m.C + c, sum, count);
+  }
+}
+
+template <class T>
+struct CombineBackward {
+  T* d_o;
+  float* dweight;
+  const T *dy, *o;
+  const float* weight;
+  const int32_t* source;
+  int C, K;
+};
+template <class T, bool kFast>
+__global__ void __launch_bounds__(kThreads) combine_backward_kernel(const CombineBackward<T> m) {
+  __shared__ float room[32];
+  const int64_t r = blockIdx.x;
+  const int from = m.source[r];
+  const int64_t n = from / m.K;
+  const float w = from < 0 ? 0 : m.weight[from];
+  float dot[1] = {0};
+  for (int c = threadIdx.x * 8; c < m.C; c += kThreads * 8) {
+    const int count = min(8, m.C - c);
+    float d[8] = {}, v[8];
+    if (from >= 0) {
+      unpack(d, load<kFast>(m.dy + n * m.C + c, count));
+      unpack(v, load<kFast>(m.o + r * m.C + c, count));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) dot[0] += d[j] * v[j], d[j] *= w;
+    }
+    store<kFast>(m.d_o + r * m.C + c, d, count);
+  }
+  if (from < 0) return;  // all of the block
+  block_sum<1>(dot, room);
+  if (threadIdx.x == 0) m.dweight[from] = dot[0];
+}
+
+// ---- the balancing loss
+__global__ void __launch_bounds__(kThreads)
+    add_balance_kernel(double* balance, const int32_t* count, const float* probability, int64_t N, int E) {
+  __shared__ double room[32];
+  const int e = blockIdx.x;
+  double sum[1] = {0};
+  for (int64_t n = threadIdx.x; n < N; n += kThreads) sum[0] += double(probability[n * E + e]);
+  block_sum<1>(sum, room);
+  if (threadIdx.x) return;
+  balance[e] += count[e];
+  balance[E + e] += sum[0];
+}
+__global__ void balance_loss_kernel(double* loss, const double* balance, int E, double factor) {
+  double sum = 0;
+  for (int e = 0; e < E; ++e) sum += balance[e] * balance[E + e];
+  *loss += factor * sum;
+}
+
+}  // namespace
+
+void moe_route(Stream& s, const MoeRoute& m, Tensor logits, Tensor choice) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t N = logits.rows(), E = logits.cols(), K = m.expert.cols();
+  CHECK(m.expert.rows() == N && m.weight.numel() == N * K && m.probability.numel() == N * E && K <= E &&
+            choice.numel() == N * E,
+        m.expert.shape, " of ", logits.shape);
+  route_kernel<<<blocks_for(N, kThreads), kThreads, 0, raw(s)>>>(route_of(m), logits.ptr<float>(), choice.ptr<float>());
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_route_backward(Stream& s, Tensor dlogits, const MoeRoute& m, Tensor dweight, Tensor balance, double factor) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t N = dlogits.rows(), E = dlogits.cols();
+  CHECK(m.probability.numel() == N * E && dweight.numel() == m.weight.numel() && (!balance || balance.cols() == E),
+        dlogits.shape);
+  const double* counts = balance ? balance.ptr<double>() : nullptr;
+  visit<float, bf16>(dlogits.dtype, [&]<class T>() {
+    route_backward_kernel<<<blocks_for(N, kThreads), kThreads, 0, raw(s)>>>(dlogits.ptr<T>(), route_of(m),
+                                                                            dweight.ptr<float>(), counts, factor);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_sort(Stream& s, const MoeRows& m, Tensor expert) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t assignments = expert.numel(), E = m.count.numel(), R = m.source.numel();
+  CHECK(m.offset.numel() == E + 1 && m.row.numel() == assignments && R < (int64_t{1} << 31) &&
+            R >= expert_rows(expert.rows(), E, expert.cols()),
+        R, " rows for ", assignments, " assignments");
+  const Sort sort{m.offset.ptr<int32_t>(),
+                  m.count.ptr<int32_t>(),
+                  m.row.ptr<int32_t>(),
+                  m.source.ptr<int32_t>(),
+                  assignments,
+                  R,
+                  int(E)};
+  count_kernel<<<unsigned(E), kSorters, 0, raw(s)>>>(sort.count, expert.ptr<int32_t>(), assignments);
+  CUDA_CHECK(cudaGetLastError());
+  sort_kernel<<<unsigned(E), kSorters, 0, raw(s)>>>(sort, expert.ptr<int32_t>());
+  CUDA_CHECK(cudaGetLastError());
+}
+
+std::vector<int64_t> moe_offsets(Stream& s, int32_t* pinned, Tensor offset, int64_t) {
+  copy_to_host(s, pinned, offset.data, offset.bytes());
+  s.synchronize();
+  return {pinned, pinned + offset.numel()};
+}
+
+void moe_gather(Stream& s, Tensor y, Tensor x, Tensor source, int64_t K) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t R = y.rows(), C = y.cols(), bytes = C * int64_t(size_of(y.dtype));
+  CHECK(source.numel() == R && x.cols() == C && x.dtype == y.dtype, y.shape, " of ", x.shape);
+  const auto launch = [&]<class V>() {
+    gather_kernel<<<unsigned(R), kThreads, 0, raw(s)>>>(static_cast<V*>(y.data), static_cast<const V*>(x.data),
+                                                        source.ptr<int32_t>(), int(bytes / int64_t(sizeof(V))), int(K));
+  };
+  if (bytes % 16 == 0 && aligned({y.data, x.data})) launch.template operator()<uint4>();
+  else if (size_of(y.dtype) == 4) launch.template operator()<uint32_t>();
+  else launch.template operator()<uint16_t>();
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_combine(Stream& s, Tensor y, Tensor o, Tensor row, Tensor weight, Tensor residual) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t N = y.rows(), C = y.cols(), K = row.cols();
+  CHECK(row.rows() == N && o.cols() == C && (!weight || weight.numel() == N * K) &&
+            (!residual || residual.numel() == N * C),
+        y.shape, " of ", o.shape);
+  visit<float, bf16>(y.dtype, [&]<class T>() {
+    const Combine<T> m{.y = y.ptr<T>(),
+                       .o = o.ptr<T>(),
+                       .residual = residual ? residual.ptr<T>() : nullptr,
+                       .row = row.ptr<int32_t>(),
+                       .weight = weight ? weight.ptr<float>() : nullptr,
+                       .C = int(C),
+                       .K = int(K)};
+    with_bool(C % 8 == 0 && aligned({m.y, m.o, m.residual}),
+              [&]<bool kFast>() { combine_kernel<T, kFast><<<unsigned(N), kThreads, 0, raw(s)>>>(m); });
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_combine_backward(Stream& s, const MoeCombineBackward& g) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t R = g.d_o.rows(), C = g.d_o.cols();
+  CHECK(g.source.numel() == R && g.o.rows() == R && g.o.cols() == C && g.dy.cols() == C, g.d_o.shape, " of ",
+        g.dy.shape);
+  visit<float, bf16>(g.dy.dtype, [&]<class T>() {
+    const CombineBackward<T> m{.d_o = g.d_o.ptr<T>(),
+                               .dweight = g.dweight.ptr<float>(),
+                               .dy = g.dy.ptr<T>(),
+                               .o = g.o.ptr<T>(),
+                               .weight = g.weight.ptr<float>(),
+                               .source = g.source.ptr<int32_t>(),
+                               .C = int(C),
+                               .K = int(g.weight.cols())};
+    with_bool(C % 8 == 0 && aligned({m.d_o, m.dy, m.o}),
+              [&]<bool kFast>() { combine_backward_kernel<T, kFast><<<unsigned(R), kThreads, 0, raw(s)>>>(m); });
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_add_balance(Stream& s, Tensor balance, Tensor count, Tensor probability) {
+  const Timed timed(s, Kernel::elementwise);
+  const int64_t N = probability.rows(), E = probability.cols();
+  CHECK(balance.numel() == 2 * E && count.numel() == E, balance.shape, " for ", probability.shape);
+  add_balance_kernel<<<unsigned(E), kThreads, 0, raw(s)>>>(balance.ptr<double>(), count.ptr<int32_t>(),
+                                                           probability.ptr<float>(), N, int(E));
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void moe_balance_loss(Stream& s, Tensor loss, Tensor balance, double factor) {
+  const Timed timed(s, Kernel::elementwise);
+  balance_loss_kernel<<<1, 1, 0, raw(s)>>>(loss.ptr<double>(), balance.ptr<double>(), int(balance.cols()), factor);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace octet::BACKEND

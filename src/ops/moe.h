@@ -1,0 +1,63 @@
+#pragma once
+// Operations of a mixture of experts: routing, the rows of each expert and the way back, the balancing loss.
+// Conventions are those of ops/ops.h.                                  Jiang et al. 2024 (Mixtral), arXiv:2401.04088
+//
+// A buffer of experts' rows holds those of expert 0, then those of expert 1, and so on; an expert's rows are in the
+// order of its tokens, filled up with zeros to a multiple of 16, which FP8 products contract over. No token is ever
+// dropped. Dimension key:  N tokens   C channels   E experts   K experts a token   R rows of a buffer of experts' rows
+// L layers
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace octet::BACKEND {
+
+inline constexpr int64_t kExpertRows = 16;  // an expert's rows are a multiple of it
+inline int64_t padded_rows(int64_t rows) { return (rows + kExpertRows - 1) / kExpertRows * kExpertRows; }
+// R: room for any choice of experts.
+inline int64_t expert_rows(int64_t N, int64_t E, int64_t K) {
+  return padded_rows(N * K + (kExpertRows - 1) * std::min(E, N * K));
+}
+
+// probability = softmax(logits); expert: those of the K largest values of `choice`, largest first, of equal ones the
+// lower index; weight: their probabilities over the sum of them. choice is logits, but where a test holds the choice
+// fixed.
+struct MoeRoute {
+  Tensor expert /*(N,K) i32*/, weight /*(N,K) wide*/, probability /*(N,E) wide*/;
+};
+void moe_route(Stream&, const MoeRoute&, Tensor logits /*(N,E) wide*/, Tensor choice /*(N,E) wide*/);
+// The choice held fixed:  dp[n,e] = factor * balance[0,e] + sum_{k: expert[n,k] = e} (dw[n,k] - sum_j dw[n,j] w[n,j]) /
+// S_n, S_n = sum_k probability[n,expert[n,k]];  dlogits = p * (dp - sum_e p dp)
+void moe_route_backward(Stream&, Tensor dlogits /*(N,E)*/, const MoeRoute&, Tensor dweight /*(N,K) wide*/,
+                        Tensor balance /*(2,E) f64, or none*/, double factor);
+
+// offset[e]: first row of expert e; offset[E]: rows of all. row[n,k]: of token n at its k-th expert. source: the
+// inverse, n*K + k, or -1 in rows of padding and behind the last. count: tokens of each expert.
+struct MoeRows {
+  Tensor offset /*(E+1) i32*/, count /*(E) i32*/, row /*(N,K) i32*/, source /*(R) i32*/;
+};
+void moe_sort(Stream&, const MoeRows&, Tensor expert /*(N,K) i32*/);
+// The offsets on the host, to launch each expert's products: waits for the device. `pinned`: room for E+1. The plan
+// engine knows no choice: it deals out `assignments` (= N*K) evenly.
+std::vector<int64_t> moe_offsets(Stream&, int32_t* pinned, Tensor offset /*(E+1) i32*/, int64_t assignments);
+
+// y[r] = x[source[r] / K], zero where source[r] < 0
+void moe_gather(Stream&, Tensor y /*(R,C)*/, Tensor x /*(N,C)*/, Tensor source /*(R) i32*/, int64_t K);
+// y[n] = sum_k weight[n,k] * o[row[n,k]] [+ residual[n]], in the order of k; without weight: 1
+void moe_combine(Stream&, Tensor y /*(N,C)*/, Tensor o /*(R,C)*/, Tensor row /*(N,K) i32*/,
+                 Tensor weight /*(N,K) wide*/, Tensor residual /*(N,C)*/);
+// d_o[r] = weight[s] * dy[s / K], s = source[r], zero where s < 0;  dweight[s] = sum_c dy[s / K,c] * o[r,c]
+struct MoeCombineBackward {
+  Tensor d_o /*(R,C)*/, dweight /*(N,K) wide*/, dy /*(N,C)*/, o /*(R,C)*/, weight /*(N,K) wide*/, source /*(R) i32*/;
+};
+void moe_combine_backward(Stream&, const MoeCombineBackward&);
+
+// The balancing loss of transformers (Fedus et al. 2021, arXiv:2101.03961, for K experts a token): over all layers'
+// tokens together, aux = E * sum_e (share of tokens that chose e) * (mean probability of e); K where everything is
+// balanced.
+void moe_add_balance(Stream&, Tensor balance /*(2,E) f64 +=*/, Tensor count /*(E) i32*/,
+                     Tensor probability /*(N,E) wide*/);
+void moe_balance_loss(Stream&, Tensor loss /*(1) f64 +=*/, Tensor balance /*(2,E) f64*/, double factor);
+// loss += factor * sum_e balance[0,e] * balance[1,e];  factor = E / (L*N)^2
+
+}  // namespace octet::BACKEND

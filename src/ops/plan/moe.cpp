@@ -1,0 +1,48 @@
+// A mixture of experts as counts of bytes: of experts' buffers the rows that are used when all experts are chosen
+// alike.
+#include "ops/moe.h"
+
+#include "ops/plan/bytes.h"
+
+namespace octet::BACKEND {
+
+namespace {
+double rows_bytes(Tensor t, int64_t rows) { return double(rows * t.cols()) * double(size_of(t.dtype)); }
+}  // namespace
+
+void moe_route(Stream& s, const MoeRoute& m, Tensor logits, Tensor) {
+  count(s, Kernel::elementwise, 0, bytes(m.expert, m.weight, m.probability, logits));
+}
+void moe_route_backward(Stream& s, Tensor dlogits, const MoeRoute& m, Tensor dweight, Tensor, double) {
+  count(s, Kernel::elementwise, 0, bytes(dlogits, m.expert, m.weight, m.probability, dweight));
+}
+void moe_sort(Stream& s, const MoeRows& m, Tensor expert) {
+  count(s, Kernel::elementwise, 0, bytes(m.offset, m.count, m.row, m.source, expert));
+}
+std::vector<int64_t> moe_offsets(Stream& s, int32_t*, Tensor offset, int64_t assignments) {
+  const int64_t E = offset.numel() - 1;
+  std::vector<int64_t> first{0};
+  for (int64_t e = 0; e < E; ++e)
+    first.push_back(first.back() + padded_rows(assignments * (e + 1) / E - assignments * e / E));
+  count(s, Kernel::copy, 0, bytes(offset));
+  return first;
+}
+void moe_gather(Stream& s, Tensor y, Tensor x, Tensor source, int64_t K) {
+  count(s, Kernel::elementwise, 0, bytes(y, source) + rows_bytes(x, x.rows() * K));
+}
+void moe_combine(Stream& s, Tensor y, Tensor o, Tensor row, Tensor weight, Tensor residual) {
+  count(s, Kernel::elementwise, 0, bytes(y, row, weight, residual) + rows_bytes(o, row.numel()));
+}
+void moe_combine_backward(Stream& s, const MoeCombineBackward& g) {
+  const int64_t used = g.weight.numel();
+  count(s, Kernel::elementwise, 0,
+        bytes(g.d_o, g.dweight, g.weight, g.source) + rows_bytes(g.dy, used) + rows_bytes(g.o, used));
+}
+void moe_add_balance(Stream& s, Tensor balance, Tensor chosen, Tensor probability) {
+  count(s, Kernel::elementwise, 0, bytes(balance, balance, chosen, probability));
+}
+void moe_balance_loss(Stream& s, Tensor loss, Tensor balance, double) {
+  count(s, Kernel::elementwise, 0, bytes(loss, loss, balance));
+}
+
+}  // namespace octet::BACKEND

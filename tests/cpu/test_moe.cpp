@@ -1,0 +1,293 @@
+// A mixture of experts against a plain loop over tokens: any numbers of tokens an expert, ties, and its derivatives,
+// the choice of experts held fixed.
+#include "cpu/whole_model.h"
+#include "nn/moe.h"
+
+namespace octet::BACKEND {
+namespace {
+
+using Choice = std::vector<std::vector<int>>;  // the experts of each token, best first
+
+std::vector<double> preferring(const Choice& choice, int64_t E) {
+  std::vector<double> logits;
+  for (const auto& experts : choice)
+    for (int e = 0; e < E; ++e) {
+      const auto at = std::find(experts.begin(), experts.end(), e);
+      logits.push_back(at == experts.end() ? 0 : 10 - double(at - experts.begin()));
+    }
+  return logits;
+}
+
+class MoeLab {
+ public:
+  static constexpr int64_t C = 8, F = 6;
+  MoeLab(int64_t N, int64_t E, int64_t K)
+      : moe_({params_, scaling_, recipe_}, {.channels = C, .width = F, .experts = E, .per_token = K, .name = "moe"}),
+        arenas_(stream_, memory()),
+        N_(N),
+        E_(E),
+        K_(K) {
+    params_.materialise(stream_, arenas_, 1);
+    scaling_.materialise(stream_, arenas_[Memory::weights]);
+    params_.for_each([&](const std::string& name, Shape, const ParameterStore::Local& l) {
+      for (int64_t i = 0; i < l.master.numel(); ++i)
+        l.master.ptr<double>()[i] = 0.4 * normal(5, hash(name), uint64_t(i));
+    });
+    x_ = lab_.normal(DType::f64, {N, C}), residual_ = lab_.normal(DType::f64, {N, C}),
+    dy_ = lab_.normal(DType::f64, {N, C});
+    y_ = lab_.empty(DType::f64, {N, C}), dx_ = lab_.empty(DType::f64, {N, C}),
+    balance_ = lab_.empty(DType::f64, {2, E});
+  }
+  void choose(const Choice& choice) { choice_ = preferring(choice, E_); }
+  void route_freely() { choice_.clear(); }
+
+  // <dy, y> + coefficient * the balancing loss; with its gradients.
+  double run(double coefficient = 0) {
+    params_.publish(stream_, ParameterStore::Masters::changed);
+    const auto lease = params_.acquire(stream_, 0, Use::backward);
+    params_.zero_gradients(stream_);
+    arenas_[Memory::saved].reset(), arenas_[Memory::scratch].reset();
+    fill_zero(stream_, balance_);
+    Context c{.stream = stream_,
+              .params = params_,
+              .scaling = scaling_,
+              .saved = arenas_[Memory::saved],
+              .scratch = arenas_[Memory::scratch],
+              .B = 1,
+              .T = N_};
+    c.routers.balance = balance_;
+    if (!choice_.empty()) c.routers.choice = {choice_.data(), DType::f64, {int64_t(choice_.size())}};
+    const Operand x = moe_.input(c, N_);
+    copy(stream_, x.plain, x_);
+    moe_.forward(c, y_, x, residual_);
+    double aux = 0;
+    const double factor = double(E_) / double(N_ * N_);
+    moe_balance_loss(stream_, {&aux, DType::f64, {1}}, balance_, factor);
+    c.routers.balance_factor = coefficient * factor;
+    copy(stream_, dx_, moe_.backward(c, dy_));
+    return dot(dy_, y_) + coefficient * aux;
+  }
+  Tensor x() const { return x_; }
+  Tensor y() const { return y_; }
+  Tensor dx() const { return dx_; }
+  std::vector<double> of(const std::string& name, bool gradient) {
+    std::vector<double> v;
+    params_.for_each([&](const std::string& n, Shape, const ParameterStore::Local& l) {
+      if (n == name) v = values(gradient ? l.grad : l.master);
+    });
+    return v;
+  }
+  std::vector<Variable> variables() {  // with copies of their gradients
+    kept_.clear();
+    std::vector<Variable> all;
+    const auto add = [&](const std::string& name, Tensor value, Tensor gradient) {
+      kept_.push_back(values(gradient));
+      all.push_back({name, span_of(value), kept_.back()});
+    };
+    add("x", x_, dx_);
+    params_.for_each([&](const std::string& name, Shape, const ParameterStore::Local& l) {
+      if (std::any_of(l.grad.ptr<double>(), l.grad.ptr<double>() + l.grad.numel(), [](double g) { return g != 0; }))
+        add(name, l.master, l.grad);
+    });
+    return all;
+  }
+
+  // Token by token, as the paper has it.
+  std::vector<double> reference(const Choice& choice) {
+    const auto gate = of("moe.gate.weight", false), x = values(x_);
+    std::vector<double> y = values(residual_);
+    for (size_t n = 0; n < size_t(N_); ++n) {
+      const double* xn = &x[n * C];
+      const auto row = [&](const std::vector<double>& w, size_t r, const double* v, size_t width) {
+        double sum = 0;
+        for (size_t i = 0; i < width; ++i) sum += w[r * width + i] * v[i];
+        return sum;
+      };
+      double all = 0;
+      for (int e : choice[n]) all += std::exp(row(gate, size_t(e), xn, C));
+      for (int e : choice[n]) {
+        const std::string expert = concat("moe.experts.", e);
+        const auto w1 = of(expert + ".w1.weight", false), w2 = of(expert + ".w2.weight", false),
+                   w3 = of(expert + ".w3.weight", false);
+        double h[F];
+        for (size_t f = 0; f < F; ++f) {
+          const double g = row(w1, f, xn, C);
+          h[f] = g / (1 + std::exp(-g)) * row(w3, f, xn, C);
+        }
+        for (size_t c = 0; c < C; ++c) y[n * C + c] += std::exp(row(gate, size_t(e), xn, C)) / all * row(w2, c, h, F);
+      }
+    }
+    return y;
+  }
+
+ private:
+  static MemoryPlan memory() {
+    MemoryPlan m;
+    m.bytes.fill(size_t{4} << 20);
+    return m;
+  }
+  Device device_{{.poison = true}};
+  Stream stream_{device_};
+  LoneHost host_;
+  std::unique_ptr<Comm> comm_ = make_comm(device_, host_);
+  ParameterStore params_{
+      *comm_, nullptr, stream_, {.plain = DType::f64, .master = DType::f64, .moment = DType::f64, .grad = DType::f64}};
+  DelayedScaling scaling_{{}};
+  Recipe recipe_;
+  int unit_ = params_.begin_unit("moe", Residence::own);
+  Moe moe_;
+  Arenas arenas_;
+  Lab lab_;
+  int64_t N_, E_, K_;
+  Tensor x_, y_, residual_, dy_, dx_, balance_;
+  std::vector<double> choice_;
+  std::deque<std::vector<double>> kept_;
+};
+
+// 17 tokens choose expert 3 and, each by its number, another: experts with 0, 1, 15 and 17 tokens.
+Choice uneven() {
+  Choice choice;
+  for (int n = 0; n < 17; ++n) choice.push_back({3, n == 4 ? 1 : n == 9 ? 4 : 2});
+  return choice;
+}
+Choice all_to(std::vector<int> experts, int N) { return Choice(size_t(N), experts); }
+
+void expect_equal(const std::vector<double>& a, const std::vector<double>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-12) << i;
+}
+
+}  // namespace
+
+TEST(Moe, ForwardIsThePlainLoop) {
+  MoeLab lab(17, 6, 2);
+  for (const Choice& choice : {uneven(), all_to({5, 0}, 17), all_to({0, 5}, 17)}) {
+    lab.choose(choice);
+    lab.run();
+    expect_equal(values(lab.y()), lab.reference(choice));
+  }
+}
+
+TEST(Moe, AllTokensToOneExpert) {
+  MoeLab lab(33, 4, 1);
+  lab.choose(all_to({2}, 33));
+  lab.run();
+  expect_equal(values(lab.y()), lab.reference(all_to({2}, 33)));
+}
+
+TEST(Moe, AnExpertWithoutTokensHasAGradientOfExactlyZero) {
+  MoeLab lab(17, 6, 2);
+  lab.choose(uneven());
+  lab.run(0.3);
+  for (const char* matrix : {".w1.weight", ".w2.weight", ".w3.weight"})
+    for (int e = 0; e < 6; ++e) {
+      const auto g = lab.of(concat("moe.experts.", e, matrix), true);
+      const bool empty = e == 0 || e == 5;
+      EXPECT_EQ(std::all_of(g.begin(), g.end(), [](double v) { return v == 0; }), empty) << e << matrix;
+    }
+}
+
+TEST(Moe, BackwardIsTheDerivativeForAnyNumbersOfTokens) {
+  MoeLab lab(17, 6, 2);
+  for (const Choice& choice : {uneven(), all_to({5, 0}, 17)}) {
+    lab.choose(choice);
+    lab.run(0.7);
+    expect_derivative(lab.variables(), [&] { return lab.run(0.7); }, {.samples = 40});
+  }
+  MoeLab single(5, 3, 1);
+  single.choose({{0}, {2}, {0}, {0}, {2}});
+  single.run(0.7);
+  expect_derivative(single.variables(), [&] { return single.run(0.7); }, {.samples = 40});
+}
+
+TEST(Moe, TheRouterChoosesTheLargestAndOfEqualOnesTheLowerIndex) {
+  Lab lab;
+  const int64_t N = 3, E = 5, K = 3;
+  const Tensor logits =
+      lab.of<double>({1, 1, 1, 1, 1, 0, 2, -1, 2, 2, 3, -INFINITY, 5, 4, -INFINITY}).as(DType::f64, {N, E});
+  const MoeRoute m{lab.empty(DType::i32, {N, K}), lab.empty(DType::f64, {N, K}), lab.empty(DType::f64, {N, E})};
+  moe_route(lab.stream(), m, logits, logits);
+  EXPECT_EQ(values(m.expert), (std::vector<double>{0, 1, 2, 1, 3, 4, 2, 3, 0}));
+  for (int n = 0; n < 2; ++n)
+    for (int k = 0; k < 3; ++k) EXPECT_DOUBLE_EQ(m.weight.ptr<double>()[n * 3 + k], 1. / 3);
+  const double* p = m.probability.ptr<double>();
+  EXPECT_DOUBLE_EQ(p[0], 0.2);
+  EXPECT_EQ(p[11], 0);
+  EXPECT_DOUBLE_EQ(m.weight.ptr<double>()[6], 1 / (1 + std::exp(-1) + std::exp(-2)));
+}
+
+TEST(Moe, RowsAreSortedByExpertAndPaddedToSixteen) {
+  Lab lab;
+  std::vector<int32_t> expert;
+  for (const auto& token : uneven()) expert.insert(expert.end(), token.begin(), token.end());
+  const int64_t R = expert_rows(17, 6, 2);
+  const MoeRows m{lab.empty(DType::i32, {7}), lab.empty(DType::i32, {6}), lab.empty(DType::i32, {17, 2}),
+                  lab.empty(DType::i32, {R})};
+  moe_sort(lab.stream(), m, lab.of(expert).as(DType::i32, {17, 2}));
+  EXPECT_EQ(values(m.count), (std::vector<double>{0, 1, 15, 17, 1, 0}));
+  EXPECT_EQ(values(m.offset), (std::vector<double>{0, 0, 16, 32, 64, 80, 80}));
+  const int32_t *source = m.source.ptr<int32_t>(), *row = m.row.ptr<int32_t>();
+  int64_t used = 0, last = -1;
+  for (int64_t r = 0; r < R; ++r) {
+    if (r % 16 == 0) last = -1;
+    if (source[r] < 0) continue;
+    ++used;
+    EXPECT_EQ(row[source[r]], r);
+    EXPECT_TRUE(r % 16 == 0 || source[r] > last) << r;  // tokens in order
+    last = source[r];
+  }
+  EXPECT_EQ(used, 34);
+  EXPECT_EQ(moe_offsets(lab.stream(), nullptr, m.offset, 34), (std::vector<int64_t>{0, 0, 16, 32, 64, 80, 80}));
+}
+
+TEST(Moe, BalancingLossOfTheFourTokenExample) {
+  Lab lab;
+  const Tensor logits = lab.of<double>({2, 1, 0, -1, 0, 3, 1, 0, 1, 1, 2, 0, 0, 0, 0, 4}).as(DType::f64, {4, 4});
+  const MoeRoute m{lab.empty(DType::i32, {4, 2}), lab.empty(DType::f64, {4, 2}), lab.empty(DType::f64, {4, 4})};
+  const MoeRows rows{lab.empty(DType::i32, {5}), lab.empty(DType::i32, {4}), lab.empty(DType::i32, {4, 2}),
+                     lab.empty(DType::i32, {expert_rows(4, 4, 2)})};
+  const Tensor balance = lab.zeros(DType::f64, {2, 4}), loss = lab.zeros(DType::f64, {1});
+  moe_route(lab.stream(), m, logits, logits);
+  moe_sort(lab.stream(), rows, m.expert);
+  moe_add_balance(lab.stream(), balance, rows.count, m.probability);
+  moe_balance_loss(lab.stream(), loss, balance, 4. / (4 * 4));
+  EXPECT_NEAR(*loss.ptr<double>(), 1.951396, 5e-7);
+}
+
+namespace {
+RunConfig mixtral(const std::vector<std::string>& changes = {}) {
+  return tiny_config(R"({"model_type": "mixtral", "vocab_size": 19, "hidden_size": 16, "intermediate_size": 12,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 5,
+    "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3, "sliding_window": 5})",
+                     changes);
+}
+}  // namespace
+
+TEST(Mixtral, TheWholeModelDifferentiates) {
+  for (const char* blocks : {"0", "1"}) {
+    WholeModel m(mixtral({concat("memory.recompute_blocks=", blocks)}));
+    m.freeze_choice();
+    m.expect_derivatives(
+        [&] {
+          const double loss = m.train();
+          return loss + 0.3 * m.balance();
+        },
+        {.samples = 8});
+  }
+}
+
+TEST(Mixtral, RecomputingBlocksChangesNoBit) {
+  WholeModel kept(mixtral()), again(mixtral({"memory.recompute_blocks=2"}));
+  EXPECT_EQ(kept.train(), again.train());
+  EXPECT_EQ(kept.balance(), again.balance());
+  EXPECT_EQ(kept.gradients(), again.gradients());
+}
+
+TEST(Mixtral, TheCoefficientChangesTheGradientAndNotTheLoss) {
+  WholeModel with(mixtral()), without(mixtral({"model.router_aux_loss_coef=0"}));
+  EXPECT_EQ(with.train(), without.train());
+  EXPECT_EQ(with.balance(), without.balance());
+  EXPECT_NE(with.gradients(), without.gradients());
+}
+
+}  // namespace octet::BACKEND
