@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "ops/workspace.h"
+#include "parity_moe.h"
 #include "parity_runner.h"
 
 namespace octet::BACKEND {
@@ -274,7 +275,14 @@ const std::map<std::string, std::function<void(Runner&)>>& table() {
                                                                        {"adamw", run_adamw},
                                                                        {"finish_gradients", run_finish_gradients},
                                                                        {"update_scales", run_update_scales},
-                                                                       {"current_scale", run_current_scale}};
+                                                                       {"current_scale", run_current_scale},
+                                                                       {"moe_route", run_moe_route},
+                                                                       {"moe_route_backward", run_moe_route_backward},
+                                                                       {"moe_sort", run_moe_sort},
+                                                                       {"moe_gather", run_moe_gather},
+                                                                       {"moe_combine", run_moe_combine},
+                                                                       {"moe_combine_backward", run_moe_combine_backward},
+                                                                       {"moe_balance", run_moe_balance}};
   return ops;
 }
 

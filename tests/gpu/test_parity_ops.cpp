@@ -234,6 +234,21 @@ TEST_F(Parity, Sums) {
             {0, kA});
 }
 
+TEST_F(Parity, MoeRouting) {
+  const std::vector<std::array<int64_t, 3>> shapes{{1, 4, 2}, {77, 8, 2}, {300, 8, 1}, {1000, 5, 5}, {40, 200, 6}, {3, 1, 1}};
+  check_all("moe_route", shapes, {0, kA});
+  check_all("moe_route_backward", shapes, {0, kA, kB});
+  for (const auto& [n, c, d] : {std::array<int64_t, 3>{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {9000, 3, 1}, {40, 1000, 6}, {3, 1, 1}})
+    for (int variant : {0, kA + 0}) check({.op = "moe_sort", .n = n, .c = c, .d = d, .variant = variant});
+}
+TEST_F(Parity, MoeRows) {
+  const std::vector<std::array<int64_t, 3>> shapes{{1, 16, 2}, {77, 272, 2}, {300, 100, 1}, {33, 4112, 5}, {600, 4096, 2}};
+  check_all("moe_gather", shapes, {0, kA});
+  check_all("moe_combine", shapes, {0, kA, kB, kC, kA | kC});
+  check_all("moe_combine_backward", shapes, {0, kA});
+}
+TEST_F(Parity, MoeBalance) { check_all("moe_balance", {{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {300, 1000, 2}}, {0}); }
+
 TEST_F(Parity, Adamw) {
   for (int types = 0; types < 8; ++types)
     for (int more : {0, int(kD), int(kQ)}) {

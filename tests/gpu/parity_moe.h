@@ -1,0 +1,99 @@
+#pragma once
+// The cases of ops/moe.h on one engine. n tokens, d experts a token; c: experts, or channels where rows move.
+#include <algorithm>
+#include <numeric>
+
+#include "ops/moe.h"
+#include "parity_runner.h"
+
+namespace octet::BACKEND {
+
+inline std::vector<int32_t> some_experts(const Runner& r, int64_t E) {  // kA: one expert takes nearly all
+  std::vector<int32_t> expert;
+  for (int64_t n = 0; n < r.k.n; ++n) {
+    const int64_t first = r.has(kA) && n % 19 ? E - 1 : r.below(E, uint64_t(n));
+    for (int64_t k = 0; k < r.k.d; ++k) expert.push_back(int32_t((first + k) % E));
+  }
+  return expert;
+}
+// Where the rows of those tokens lie, as moe_sort has it.
+struct HostRows {
+  std::vector<int32_t> row, source;
+};
+inline HostRows sorted(const Runner& r, int64_t E) {
+  const auto expert = some_experts(r, E);
+  HostRows h{std::vector<int32_t>(expert.size()), std::vector<int32_t>(size_t(expert_rows(r.k.n, E, r.k.d)), -1)};
+  int64_t next = 0;
+  for (int64_t e = 0; e < E; ++e, next = padded_rows(next))
+    for (size_t i = 0; i < expert.size(); ++i)
+      if (expert[i] == e) {
+        h.row[i] = int32_t(next);
+        h.source[size_t(next++)] = int32_t(i);
+      }
+  return h;
+}
+inline Tensor matrix(Tensor t, int64_t rows) { return t.as(t.dtype, {rows, t.numel() / rows}); }
+
+inline MoeRoute routed(Runner& r, Tensor logits) {
+  const int64_t N = r.k.n, E = r.k.c, K = r.k.d;
+  const MoeRoute m{r.output("expert", DType::i32, {N, K}, Compare::bits), r.output("weight", r.wide(), {N, K}),
+                   r.output("probability", r.wide(), {N, E})};
+  moe_route(r.stream, m, logits, r.has(kA) ? r.input(DType::f32, {N, E}) : logits);
+  return m;
+}
+inline void run_moe_route(Runner& r) { routed(r, r.input(DType::f32, {r.k.n, r.k.c}, 2)); }
+inline void run_moe_route_backward(Runner& r) {  // kB: without a balancing loss
+  const int64_t N = r.k.n, E = r.k.c, K = r.k.d;
+  const Tensor logits = r.input(DType::f32, {N, E}, 2), dw = r.input(DType::f32, {N, K}),
+               b = r.positive(DType::f64, {2, E});
+  const MoeRoute m = routed(r, logits);
+  moe_route_backward(r.stream, r.output("dlogits", r.plain(), {N, E}), m, dw, r.has(kB) ? Tensor{} : b, 0.3);
+}
+inline void run_moe_sort(Runner& r) {
+  const int64_t N = r.k.n, E = r.k.c, K = r.k.d, R = expert_rows(N, E, K) + 5;
+  const MoeRows m{r.output("offset", DType::i32, {E + 1}, Compare::bits),
+                  r.output("count", DType::i32, {E}, Compare::bits), r.output("row", DType::i32, {N, K}, Compare::bits),
+                  r.output("source", DType::i32, {R}, Compare::bits)};
+  moe_sort(r.stream, m, matrix(r.ints(some_experts(r, E)), N));
+  std::vector<int32_t> home(size_t(E) + 1);
+  const auto offset = moe_offsets(r.stream, home.data(), m.offset, N * K);
+  copy_to_host(r.stream, home.data(), m.offset.data, m.offset.bytes());
+  r.stream.synchronize();
+  CHECK(std::equal(offset.begin(), offset.end(), home.begin(), home.end()), "offsets on the host differ");
+}
+inline constexpr int64_t kExperts = 5;  // of the ops below
+inline void run_moe_gather(Runner& r) {
+  const HostRows h = sorted(r, kExperts);
+  const Tensor y = r.output("y", r.plain(), {int64_t(h.source.size()), r.k.c});
+  moe_gather(r.stream, y, r.input({r.k.n, r.k.c}), r.ints(h.source), r.k.d);
+}
+inline void run_moe_combine(Runner& r) {  // kB: without weights; kC: with a residual
+  const int64_t N = r.k.n, C = r.k.c, K = r.k.d;
+  const HostRows h = sorted(r, kExperts);
+  const Tensor o = r.input({int64_t(h.source.size()), C}), w = r.positive(DType::f32, {N, K}),
+               residual = r.input({N, C});
+  moe_combine(r.stream, r.output("y", r.plain(), {N, C}), o, matrix(r.ints(h.row), N), r.has(kB) ? Tensor{} : w,
+              r.has(kC) ? residual : Tensor{});
+}
+inline void run_moe_combine_backward(Runner& r) {
+  const int64_t N = r.k.n, C = r.k.c, K = r.k.d;
+  const HostRows h = sorted(r, kExperts);
+  const int64_t R = int64_t(h.source.size());
+  moe_combine_backward(r.stream, {.d_o = r.output("d_o", r.plain(), {R, C}),
+                                  .dweight = r.output("dweight", r.wide(), {N, K}),
+                                  .dy = r.input({N, C}),
+                                  .o = r.input({R, C}),
+                                  .weight = r.positive(DType::f32, {N, K}),
+                                  .source = r.ints(h.source)});
+}
+inline void run_moe_balance(Runner& r) {
+  const int64_t N = r.k.n, E = r.k.c;
+  std::vector<int32_t> count(static_cast<size_t>(E));
+  for (size_t e = 0; e < count.size(); ++e) count[e] = int32_t(r.below(N + 1, e));
+  const Tensor balance = r.report("balance", r.positive(DType::f64, {2, E})),
+               loss = r.report("loss", r.positive(DType::f64, {1}));
+  moe_add_balance(r.stream, balance, r.ints(count), r.positive(DType::f32, {N, E}));
+  moe_balance_loss(r.stream, loss, balance, 0.25);
+}
+
+}  // namespace octet::BACKEND
