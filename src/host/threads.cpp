@@ -20,12 +20,24 @@ struct RankLost : SystemError {  // what the ranks that did not fail see; never 
 
 // One for all groups of a run: a failure anywhere must wake whoever waits in any of them.
 struct Run {
+  explicit Run(int n) : threads(n) {}
   std::mutex mutex;
   std::condition_variable changed;
   std::exception_ptr error;
   bool ended = false;
+  int threads, resting = 0;  // of `threads`, those that will read no other's memory again
   std::list<std::function<void()>> when_lost;
 
+  // A rank that is told of a failure frees its memory: not before all have stopped reading one another's.
+  [[noreturn]] void leave(std::unique_lock<std::mutex>& lock) {
+    rest();
+    changed.wait(lock, [&] { return resting >= threads; });
+    throw RankLost();
+  }
+  void rest() {
+    ++resting;
+    changed.notify_all();
+  }
   void end(std::exception_ptr e) {
     const std::lock_guard lock(mutex);
     if (!error) error = e;
@@ -42,6 +54,7 @@ class Group {
   int size() const { return size_; }
   void barrier() {  // std::barrier would leave the others waiting for a rank that failed
     std::unique_lock lock(run_.mutex);
+    if (run_.ended) run_.leave(lock);
     const int64_t turn = turn_;
     if (++arrived_ == size_) {
       arrived_ = 0;
@@ -49,7 +62,7 @@ class Group {
       run_.changed.notify_all();
     }
     run_.changed.wait(lock, [&] { return turn_ != turn || run_.ended; });
-    if (turn_ == turn) throw RankLost();
+    if (turn_ == turn) run_.leave(lock);
   }
   std::vector<const void*> pointers;  // one of each rank, valid between two barriers
 
@@ -135,8 +148,8 @@ std::unique_ptr<Host> ThreadHost::split(int colour, int size) {
 
 std::shared_ptr<void> ThreadHost::when_lost(std::function<void()> f) {
   Run& run = group_->run();
-  const std::lock_guard lock(run.mutex);
-  if (run.ended) throw RankLost();
+  std::unique_lock lock(run.mutex);
+  if (run.ended) run.leave(lock);
   run.when_lost.push_front(std::move(f));
   return {&run, [mine = run.when_lost.begin()](Run* run) {
             const std::lock_guard lock(run->mutex);  // so that f has ended, or will not be called
@@ -149,7 +162,7 @@ std::shared_ptr<void> ThreadHost::when_lost(std::function<void()> f) {
 void run_threads(int size, const std::function<void(Host&)>& body) {
   CHECK(size > 0, "a run has at least one rank, not ", size);
   const int forced = forced_local_size(), local = forced && forced < size ? forced : size;
-  Run run;
+  Run run(size);
   const auto world = std::make_shared<Group>(run, size);
   {
     std::vector<std::jthread> threads;
@@ -159,6 +172,8 @@ void run_threads(int size, const std::function<void(Host&)>& body) {
         try {
           body(host);
         } catch (...) { run.end(std::current_exception()); }
+        const std::lock_guard lock(run.mutex);
+        run.rest();
       });
   }
   if (run.error) std::rethrow_exception(run.error);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <thread>
 #include <vector>
@@ -105,6 +106,34 @@ TEST(Threads, WhoWaitsForADeviceIsTold) {
   EXPECT_THROW(run_threads(3, body), InputError);
   EXPECT_GE(told, 2);
   EXPECT_LE(told, 3);  // rank 1 may have dropped its own
+}
+
+// Ranks 0 and 1 are in a group; rank 3 of another fails while 0 reads what 1 owns, and 1 waits for it.
+TEST(Threads, WhatIsStillReadOutlivesAFailureElsewhere) {
+  std::atomic<bool> reading = false, gone_too_early = false;
+  struct Memory {
+    std::atomic<bool>&reading, &gone_too_early;
+    Memory(std::atomic<bool>& r, std::atomic<bool>& g) : reading(r), gone_too_early(g) {}
+    ~Memory() { gone_too_early = gone_too_early || reading; }
+  };
+  const auto body = [&](Host& host) {
+    const auto group = host.split(host.rank() / 2, 2);
+    if (host.rank() == 2) host.barrier();
+    if (host.rank() == 3) {
+      while (!reading) std::this_thread::yield();
+      bad_input("lost");
+    }
+    const auto memory = host.rank() == 1 ? std::make_unique<Memory>(reading, gone_too_early) : nullptr;
+    group->barrier();
+    if (host.rank() == 0) {
+      reading = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      reading = false;
+    }
+    group->barrier();
+  };
+  EXPECT_THROW(run_threads(4, body), InputError);
+  EXPECT_FALSE(gone_too_early);
 }
 
 TEST(Threads, AbortEndsTheOthers) {
