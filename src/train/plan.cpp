@@ -1,4 +1,4 @@
-// Planning: the code of a run on an engine that only counts. Two steps and an evaluation give the memory of every arena;
+// Planning: the code of a run on an engine that only counts. Two steps between evaluations give the memory of every arena;
 // the second step, whose scales have a history, gives the work.
 #include "ops/tune.h"
 #include "train/entries.h"
@@ -22,6 +22,7 @@ PlanResult plan_run(const RunConfig& c, int ranks, const Target& target) {
   Trainer trainer(c, host, {.memory = MemoryPlan::unbounded()}, {.target = target});
   const Samples samples = no_samples(c);
   PlanResult result;
+  trainer.evaluate(samples, 1);  // as before the first step, when casts still measure first
   for (int i = 0; i < 2; ++i) {
     trainer.session.device.take_work();
     trainer.step(samples);

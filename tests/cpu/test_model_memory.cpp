@@ -40,15 +40,15 @@ class PlannedRun : public testing::TestWithParam<Planned> {
   RunConfig config_ =
       tiny_config(with({"training.global_batch_size=12", "training.micro_batch_size=1"}, GetParam().changes));
 
-  // Two steps and an evaluation, which is all that a run does; every rank's arenas.
+  // Evaluations and two steps, which is all that a run does; every rank's arenas.
   std::vector<MemoryPlan> peaks(const PlanResult& plan) const {
     std::vector<MemoryPlan> all(size_t(GetParam().ranks));
     run_ranks(GetParam().ranks, [&](Host& host) {
       const Threads one{1};
       Trainer t(config_, host, plan, options_for(config_, host));
       const Samples samples = tiny_samples(config_);
-      t.step(samples);
       t.evaluate(samples, 2);
+      t.step(samples);
       t.step(samples);
       t.evaluate(samples, 2);
       all[size_t(host.rank())] = t.session.arenas.peak();
