@@ -1,6 +1,7 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -14,6 +15,14 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int kFormat = 1;
 constexpr int64_t kChunk = int64_t{1} << 24;  // elements on the host at once
+
+uint64_t whole_number(const std::string& text, const std::string& where) {
+  uint64_t n = 0;
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, n);
+  if (error != std::errc() || end != last) bad_input(where, " is '", text.substr(0, 40), "', no whole number; the checkpoint is damaged");
+  return n;
+}
 
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
@@ -114,15 +123,16 @@ void read_scales(Session& s, const fs::path& path) {
     const auto& meta = file.metadata();
     if (!meta.contains(kind + ".names") || !meta.contains(kind + ".updates")) bad_input(path.string(), ": no names of ", kind, "; it was not written by octet");
     DelayedScaling::Snapshot snapshot;
-    snapshot.names = parse_json(meta.at(kind + ".names"), path.string()).get<std::vector<std::string>>();
-    snapshot.updates = std::stoll(meta.at(kind + ".updates"));
+    for (const json& name : parse_json(meta.at(kind + ".names"), path.string())) snapshot.names.push_back(name.is_string() ? name.get<std::string>() : "");
+    snapshot.updates = int64_t(whole_number(meta.at(kind + ".updates"), concat(path.string(), ": ", kind, ".updates")));
     snapshot.scale = file.read_all<float>(kind + ".scale");
     snapshot.rows = file.read_all<float>(kind + ".history");
     if (file.find(kind + ".largest")) snapshot.largest = file.read_all<float>(kind + ".largest");
-    snapshot.history = file.at(kind + ".history").shape.at(0);
+    const std::vector<int64_t>& shape = file.at(kind + ".history").shape;
+    snapshot.history = shape.empty() ? -1 : shape[0];
     for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
     const size_t S = snapshot.names.size();
-    if (snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history) ||
+    if (snapshot.history < 0 || snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history) ||
         (!snapshot.largest.empty() && snapshot.largest.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
     const int found = scales.load(s.stream, snapshot);
@@ -218,15 +228,19 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   Session& s = trainer.session;
   const json state = read_state(folder);
   const auto number = [&](const char* key) {
-    if (!state.contains(key) || !state[key].is_number_integer()) bad_input((folder / "state.json").string(), ": '", key, "' is missing or no integer");
+    if (!state.contains(key) || !state[key].is_number_unsigned()) bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
     return state[key].get<int64_t>();
   };
   if (number("format") != kFormat) bad_input((folder / "state.json").string(), ": format ", number("format"), "; this program reads ", kFormat, ": use the octet that wrote it");
   RunState r{.step = number("step"), .samples = number("samples")};
   r.counters.updates = uint32_t(number("updates"));
   r.counters.skipped = uint32_t(number("skipped"));
-  r.data = std::stoull(state.value("data", "0"));
-  r.tokenizer = std::stoull(state.value("tokenizer", "0"));
+  const auto fingerprint = [&](const char* key) {
+    const json text = state.value(key, json("0"));
+    return whole_number(text.is_string() ? text.get<std::string>() : text.dump(), concat((folder / "state.json").string(), ": '", key, "'"));
+  };
+  r.data = fingerprint("data");
+  r.tokenizer = fingerprint("tokenizer");
   r.fallbacks = fallbacks_of(folder);
 
   const SafetensorsModel model(folder / "model.safetensors");

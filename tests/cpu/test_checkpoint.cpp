@@ -134,14 +134,36 @@ TEST_F(Checkpoint, DamagedFilesAreRefusedByName) {
     }
     write_file(at / file, whole);
   }
-  json state = read_json((at / "state.json").string());
-  state["format"] = 99;
-  write_file(at / "state.json", state.dump());
-  EXPECT_TRUE(has(refused(config(kFp8), at), "99"));
-  state["format"] = 1;
-  state["step"] = "three";
-  write_file(at / "state.json", state.dump());
-  EXPECT_TRUE(has(refused(config(kFp8), at), "step"));
+  const json state = read_json((at / "state.json").string());
+  for (const auto& [key, wrong] : std::vector<std::pair<const char*, json>>{{"format", 99},
+                                                                            {"step", "three"},
+                                                                            {"step", -3},
+                                                                            {"samples", nullptr},
+                                                                            {"updates", 1.5},
+                                                                            {"data", "12x"},
+                                                                            {"tokenizer", 7.5}}) {
+    json changed = state;
+    changed[key] = wrong;
+    write_file(at / "state.json", changed.dump());
+    const std::string said = refused(config(kFp8), at);
+    EXPECT_TRUE(has(said, "state.json") && has(said, key)) << said;
+  }
+}
+
+TEST_F(Checkpoint, ForeignFp8StateIsRefused) {
+  TinyTrainer t(config(kFp8));
+  const fs::path at = t.save(), file = at / "fp8.safetensors";
+  const std::string whole = read_file(file);
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {R"("activations.updates":"0")", R"("activations.updates":"x")"},
+           {R"("activations.updates":)", R"("activations.updated":)"},
+           {R"("activations.names":"[)", R"("activations.names":"{)"}}) {
+    std::string changed = whole;
+    const size_t place = changed.find(from);
+    ASSERT_NE(place, std::string::npos) << from;
+    write_file(file, changed.replace(place, from.size(), to));
+    EXPECT_TRUE(has(refused(config(kFp8), at), "fp8.safetensors")) << to;
+  }
 }
 
 // Row 0 of a history is no record: H in the config are H - 1 rows.
