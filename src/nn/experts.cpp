@@ -30,8 +30,8 @@ ExpertLinear::ExpertLinear(Builder b, const std::vector<std::vector<ParameterSto
   recipe_ = b.recipe.linear(names, options.layer, shape);
   for (const auto& expert : parts) w_.push_back(b.params.add(expert, {.std = options.std}, recipe_.w()));
   if (!recipe_.fp8()) return;
-  x_slot_ = b.scaling.add(options.name + ".x", DType::e4m3);
-  dy_slot_ = b.scaling.add(options.name + ".dy", b.recipe.gradient_format);
+  x_slot_ = b.scaling.add(names[0] + ".x", DType::e4m3);
+  dy_slot_ = b.scaling.add(names[0] + ".dy", b.recipe.gradient_format);
 }
 
 // Saved as in Linear: what wgrad reads.

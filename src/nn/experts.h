@@ -17,9 +17,8 @@ inline Operand used(const Operand& x, const ExpertOffsets& first) {
 class ExpertLinear {
  public:
   struct Options {
-    int64_t layer = 0;   // of the model, for the recipe
-    double std = 0.02;   // of the initial weights
-    std::string name{};  // of the scales
+    int64_t layer = 0;  // of the model, for the recipe
+    double std = 0.02;  // of the initial weights
   };
   // parts[e]: the matrices of expert e, one above the other.
   ExpertLinear(Builder, const std::vector<std::vector<ParameterStore::Part>>& parts, const Options&);

@@ -25,8 +25,8 @@ Parts down_parts(const Moe::Options& o) {
 Moe::Moe(Builder b, const Options& o)
     : options_(o),
       router_(b.params.add({{o.name + ".gate.weight", {o.experts, o.channels}}}, {.std = o.std})),
-      gate_up_(b, gate_up_parts(o), {.layer = o.layer, .std = o.std, .name = o.name + ".experts.w1"}),
-      down_(b, down_parts(o), {.layer = o.layer, .std = o.residual_std, .name = o.name + ".experts.w2"}),
+      gate_up_(b, gate_up_parts(o), {.layer = o.layer, .std = o.std}),
+      down_(b, down_parts(o), {.layer = o.layer, .std = o.residual_std}),
       pinned_(static_cast<int32_t*>(pinned_alloc(size_t(o.experts + 1) * sizeof(int32_t)))) {}
 
 Operand Moe::input(Context& c, int64_t rows) const {

@@ -18,15 +18,17 @@ std::string obstacle(const RunConfig& c, const std::vector<std::string>& names, 
   return "";
 }
 
-// "a.b.{q_proj,k_proj}" for "a.b.q_proj.weight" and "a.b.k_proj.weight".
+// "a.b.{q_proj,k_proj}" for "a.b.q_proj.weight" and "a.b.k_proj.weight"; of experts, those of the first.
 std::string joined(const std::vector<std::string>& names) {
-  std::string all;
   const size_t folder = names[0].rfind('.', names[0].rfind('.') - 1) + 1;  // where the last part but .weight begins
-  for (const std::string& name : names) {
-    std::string layer = name.substr(0, name.rfind('.'));
-    all += all.empty() ? layer : "," + layer.substr(std::min(folder, layer.size()));
+  std::string all = names[0].substr(0, names[0].rfind('.'));
+  bool several = false;
+  for (size_t i = 1; i < names.size(); ++i) {
+    if (names[i].compare(0, folder, names[0], 0, folder) != 0) continue;
+    all += "," + names[i].substr(folder, names[i].rfind('.') - folder);
+    several = true;
   }
-  return names.size() == 1 ? all : all.insert(folder, "{") + "}";
+  return several ? all.insert(folder, "{") + "}" : all;
 }
 
 std::string line_of(const std::string& layer, const LinearRecipe& r, const char* plain, DType gradient) {
