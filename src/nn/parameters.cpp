@@ -308,7 +308,11 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
   Weights& w = weights_[size_t(u.weights)];
   const bool covers = w.use == use || (w.use == Use::backward && use == Use::forward) || (use == Use::backward && w.use == Use::forward && !u.forms.q_t);
   if (!(w.unit == unit && (keeps_weights() || covers))) start_gather(s, u, use);
-  if (use != Use::backward || keeps_gradients()) return;
+}
+
+// Not in prefetch(): the buffer's last unit has only just begun its reduction there, and waiting would expose it.
+void ParameterStore::open_gradients(Stream& s, int unit) {
+  Unit& u = units_[size_t(unit)];
   Grads& g = grads_[size_t(u.grads)];
   if (g.unit == unit) return;
   if (g.reduced) g.reduced->wait(s);
@@ -320,6 +324,7 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
 
 ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
   prefetch(s, unit, use);
+  if (use == Use::backward && !keeps_gradients()) open_gradients(s, unit);
   Weights& w = weights_[size_t(units_[size_t(unit)].weights)];
   if (w.ready) w.ready->wait(s);
   w.ready.reset();

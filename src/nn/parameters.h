@@ -148,6 +148,7 @@ class ParameterStore {
   void cast(Stream&, const Operand&, Tensor master, Tensor counts);
   void cast_gathered(Stream&, Unit&, Use);
   void start_gather(Stream&, Unit&, Use);
+  void open_gradients(Stream&, int unit);                 // zeroed whole gradients, where they are not kept
   void gather(Stream&, Unit&, Use);
   bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
   Stream& beside(Stream&);                                // the side stream, from this point of the other on
