@@ -75,6 +75,7 @@ json report_of(const RunConfig& config, const BenchResult& bench, const TokenFlo
                       {"overhead_bytes", int64_t(bench.peak_bytes) - int64_t(bench.planned_bytes)},  // context, libraries
                       {"unused_bytes", bench.planned_bytes - bench.arena_bytes}};                    // reserved for nothing
   report["loss"] = bench.loss;
+  report["norm"] = bench.norm;
   return report;
 }
 

@@ -42,7 +42,7 @@ struct BenchResult {
   size_t peak_bytes = 0;           // of the device, as its driver reports it
   size_t planned_bytes = 0, arena_bytes = 0;  // reserved for arenas; what they held at most
   WorkLog times;                   // seconds by kernel class, if profiled
-  double loss = 0;
+  double loss = 0, norm = 0;       // of the last step: on another engine the same config gives the same
 };
 struct BenchRequest {
   int64_t steps = 10, warmup = 3;

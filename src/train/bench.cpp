@@ -19,6 +19,7 @@ BenchResult bench_run(const RunConfig& config, Host& host, const Planner& planne
     trainer.step(samples);
     const StepReport r = trainer.report(i + 1);
     result.loss = r.loss;
+    result.norm = double(r.state.norm);
     log_debug("step ", i + 1, " loss ", r.loss, " ", r.seconds, " s");
     if (i >= request.warmup) result.step_seconds.push_back(r.seconds);
   }
