@@ -208,7 +208,7 @@ void ParameterStore::cast_slices(Stream& s) {
 void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor counts) {
   const auto into = [&](Operand to) {
     if (!stage_) return quantize(s, to, master);
-    for (int64_t i = 0; i < master.numel(); i += kStage) {
+    for (int64_t i = 0; i == 0 || i < master.numel(); i += kStage) {  // once at least: scale_inv belongs to ranks without elements too
       const Shape some{std::min(kStage, master.numel() - i)};
       const Tensor rounded = stage_.part(0, some);
       convert(s, rounded, master.part(i, some));

@@ -19,9 +19,11 @@ double loss_of(const CastHealth& h) { return std::max(h.saturated_share(), h.flu
 }  // namespace
 
 std::string layer_of(const std::string& tensor) {
-  for (const char* role : {".x", ".dy"})
-    if (tensor.ends_with(role)) return tensor.substr(0, tensor.rfind('.'));
-  return tensor;
+  std::string layer = tensor;
+  for (const char* role : {".x", ".dy", ".weight"})
+    if (layer.ends_with(role)) layer.resize(layer.rfind('.'));
+  const size_t experts = layer.find(".experts.");  // they share the scales of their activations: they leave together
+  return experts == std::string::npos ? layer : layer.substr(0, experts + 9) + "*" + layer.substr(layer.rfind('.'));
 }
 
 int HealthReport::worst() const {

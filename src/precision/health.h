@@ -41,7 +41,7 @@ class HealthWatch {
   explicit HealthWatch(const Fp8Config& config) : config_(config) {}
   // Messages: tensor, figure, what to do.
   std::vector<std::string> alarms(const HealthReport&);
-  // Layers (names of their first weight) with fp8.fallback_after alarms in a row; they are forgotten once taken.
+  // Layers (as layer_of() names them) with fp8.fallback_after alarms in a row; they are forgotten once taken.
   std::vector<std::string> take_fallbacks();
 
  private:
@@ -49,6 +49,7 @@ class HealthWatch {
   std::map<std::string, int64_t> in_a_row_;  // by layer
 };
 
-std::string layer_of(const std::string& tensor);  // "a.weight.x" and "a.weight.dy" belong to "a.weight"
+// "a.weight", "a.weight.x" and "a.weight.dy" belong to "a"; all experts' w1 to "experts.*.w1". A pattern for fp8.exclude.
+std::string layer_of(const std::string& tensor);
 
 }  // namespace octet::BACKEND

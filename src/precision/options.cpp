@@ -1,5 +1,7 @@
 #include "precision/options.h"
 
+#include <algorithm>
+
 #include "config/globs.h"
 
 namespace octet::BACKEND {
@@ -18,17 +20,20 @@ std::string obstacle(const RunConfig& c, const std::vector<std::string>& names, 
   return "";
 }
 
-// "a.b.{q_proj,k_proj}" for "a.b.q_proj.weight" and "a.b.k_proj.weight"; of experts, those of the first.
+// "a.b.{q_proj,k_proj}" for "a.b.q_proj.weight" and "a.b.k_proj.weight". Of experts, the first stands for all.
 std::string joined(const std::vector<std::string>& names) {
   const size_t folder = names[0].rfind('.', names[0].rfind('.') - 1) + 1;  // where the last part but .weight begins
-  std::string all = names[0].substr(0, names[0].rfind('.'));
-  bool several = false;
-  for (size_t i = 1; i < names.size(); ++i) {
-    if (names[i].compare(0, folder, names[0], 0, folder) != 0) continue;
-    all += "," + names[i].substr(folder, names[i].rfind('.') - folder);
-    several = true;
+  std::vector<std::string> ends;
+  for (const std::string& name : names) {
+    const std::string layer = name.substr(0, name.rfind('.'));
+    const std::string end = layer.substr(std::min(layer.size(), layer.rfind('.') + 1));
+    if (std::find(ends.begin(), ends.end(), end) == ends.end()) ends.push_back(end);
   }
-  return several ? all.insert(folder, "{") + "}" : all;
+  std::string all;
+  for (const std::string& end : ends) all += (all.empty() ? "" : ",") + end;
+  if (ends.size() > 1) all = "{" + all + "}";
+  if (ends.size() < names.size()) all += concat(" and ", names.size() / ends.size() - 1, " others alike");
+  return names[0].substr(0, folder) + all;
 }
 
 std::string line_of(const std::string& layer, const LinearRecipe& r, const char* plain, DType gradient) {

@@ -85,6 +85,12 @@ void read_slice(Session& s, const SafetensorsModel& model, const std::string& st
   }
 }
 
+// Ranks that do not share maxima have scales of their own: fp8.safetensors is rank 0's, the others' files bear their rank.
+bool has_own_scales(const Session& s) { return s.host.rank() > 0 && s.amax_group() != s.world.get(); }
+fs::path scales_file(const Session& s, const fs::path& folder) {
+  return folder / (has_own_scales(s) ? concat("fp8.rank-", s.host.rank(), ".safetensors") : "fp8.safetensors");
+}
+
 void write_scales(Session& s, const fs::path& path) {
   std::vector<StoredTensor> tensors;
   std::map<std::string, std::string> metadata;
@@ -112,10 +118,15 @@ void write_scales(Session& s, const fs::path& path) {
   writer.close();
 }
 
-void read_scales(Session& s, const fs::path& path) {
+void read_scales(Session& s, const fs::path& folder) {
   if (s.scaling.size() == 0) return;
+  fs::path path = scales_file(s, folder);
+  if (has_own_scales(s) && !fs::exists(path) && fs::exists(folder / "fp8.safetensors")) {
+    path = folder / "fp8.safetensors";
+    log_warning(folder.string(), " has no FP8 state of rank ", s.host.rank(), ": it starts with rank 0's");
+  }
   if (!fs::exists(path)) {
-    log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
+    if (s.host.rank() == 0) log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
     return;
   }
   const SafetensorsFile file(path);
@@ -136,7 +147,7 @@ void read_scales(Session& s, const fs::path& path) {
         (!snapshot.largest.empty() && snapshot.largest.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
     const int found = scales.load(s.stream, snapshot);
-    if (found < scales.size()) log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind, " are missing and start cold");
+    if (found < scales.size() && s.host.rank() == 0) log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind, " are missing and start cold");
   };
   read("activations", s.scaling);
   read("weights", s.params.weight_scales());
@@ -190,10 +201,8 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   }
   write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, [](auto& p, auto&& f) { for_each_master(p, f); });
   write_slices(s, staged / "optimizer.safetensors", {}, [](auto& p, auto&& f) { for_each_moment(p, f); });
-  if (s.host.rank() == 0) {
-    write_scales(s, staged / "fp8.safetensors");
-    write_state(s, staged, state);
-  }
+  if (s.host.rank() == 0 || has_own_scales(s)) write_scales(s, scales_file(s, staged));
+  if (s.host.rank() == 0) write_state(s, staged, state);
   s.host.barrier();                                            // every rank's ranges are durable
   if (s.host.rank() == 0) {
     fs::remove_all(final);                                     // an incomplete one, or the same step saved again
@@ -250,7 +259,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
     const SafetensorsModel moments(folder / "optimizer.safetensors");
     for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) { read_slice(s, moments, stored, ours, t, first); });
   }
-  read_scales(s, folder / "fp8.safetensors");
+  read_scales(s, folder);
   if (fs::exists(folder / "plans.jsonl")) import_plans(s.device, read_file(folder / "plans.jsonl"));
   s.params.publish(s.stream, ParameterStore::Masters::changed);
   trainer.restore(r.step, r.samples, r.counters);
