@@ -20,7 +20,7 @@ int run_command(const std::vector<std::string>& words, Host* mpi) {
   std::string name = words[0];
   if (name == "--help" || name == "-h") name = "help";
   if (name == "--version") {
-    std::printf("octet %s\n", kVersion);
+    std::printf("octet %s\n", OCTET_VERSION);
     return 0;
   }
   std::vector<std::string> names;

@@ -9,8 +9,6 @@
 
 namespace octet {
 
-inline constexpr const char* kVersion = "0.1.0";
-
 // What a command's run returns besides 0; errors are 2 and 3 (base/check.h).
 inline constexpr int kBeyondTolerance = 1;  // verify: something differs by more than its tolerance
 inline constexpr int kEndedBySignal = 4;    // train: saved, and ended by SIGTERM or SIGINT before its last step

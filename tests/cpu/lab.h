@@ -106,7 +106,12 @@ inline Tensor rope_table(Lab& lab, DType t, int64_t positions, int64_t R) {
 
 class Threads {  // for a scope
  public:
-  explicit Threads(int n) : before_(omp_get_max_threads()) { omp_set_num_threads(n); }
+  explicit Threads(int n) : before_(omp_get_max_threads()) {
+#ifdef __SANITIZE_THREAD__  // libgomp's own synchronisation is invisible to it: every parallel region would be a race
+    n = 1;
+#endif
+    omp_set_num_threads(n);
+  }
   ~Threads() { omp_set_num_threads(before_); }
   Threads(const Threads&) = delete;
 
