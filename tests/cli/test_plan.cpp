@@ -23,7 +23,7 @@ TEST(Plan, FlopsATokenDoNotCountRecomputation) {
 TEST(Plan, EveryConfigCanBePlanned) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(CONFIGS)) {
-    const Ran r = octet_says({"plan", entry.path(), "--ranks", "8", "training.global_batch_size=128", "--json"});
+    const Ran r = octet_says({"plan", entry.path(), "--ranks", "8", "training.global_batch_size=384", "--json"});
     expect_done(r);
     const json plan = json::parse(r.out);
     EXPECT_GT(plan["parameters"], 0) << entry.path();
