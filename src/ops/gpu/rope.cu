@@ -15,12 +15,13 @@ struct Layout {                       // of a row, in heads of D columns in the 
 };
 struct Angles {
   const float* table;  // (positions, R/2, 2)
-  int64_t T, first;
+  unsigned T;          // rows are counted in 32 bits: a division of 64 costs more than the turn
+  int64_t first;
   float sign;  // -1: back
   int half;
   template <bool kFast>
   __device__ void load(float (&cos)[8], float (&sin)[8], int64_t n, int i, int count) const {
-    const float* p = table + ((n % T + first) * half + i) * 2;
+    const float* p = table + ((int64_t(unsigned(n) % T) + first) * half + i) * 2;
     if constexpr (kFast) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -49,10 +50,9 @@ __device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8
 template <class T, bool kFast>
 __global__ void __launch_bounds__(256)
     forward_kernel(T* x, const Layout l, const Angles angles, int64_t N, int64_t width, int parts) {
-  const int vectors = (l.half + 7) / 8;
-  const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x, rest = index / vectors;
-  const int i = int(index % vectors) * 8, part = int(rest % parts), count = min(8, l.half - i);
-  const int64_t n = rest / parts;
+  const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x;
+  const int i = int(index % vectors) * 8, part = int(blockIdx.y), count = min(8, l.half - i);
+  const int64_t n = index / vectors;
   if (n >= N) return;
   float cos[8], sin[8];
   angles.load<kFast>(cos, sin, n, i, count);
@@ -124,6 +124,7 @@ Layout layout_of(const Rope& r, Tensor qkv) {
   CHECK(r.first >= 0 && std::min(r.T, qkv.rows()) + r.first <= s[0], r.T, " + ", r.first, " positions of ", s[0]);
   CHECK(!h.interleaved || h.G == h.H, "interleaved heads come with their own k and v");
   CHECK(aligned({r.table.data}), "the table is read 16 bytes at a time");
+  CHECK(qkv.rows() * ceil_div(s[1], 8) < int64_t{1} << 32 && r.T < int64_t{1} << 32, "rows of ", qkv.shape, " are counted in 32 bits");
   return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
 }
 
@@ -133,11 +134,11 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign) {
   const int64_t N = qkv.rows(), vectors = ceil_div(l.half, 8);
   if (N == 0 || l.half == 0) return;
   const int parts = int(ceil_div(l.rotated_heads, 8));  // two rounds of four heads: the angles are read once for eight
-  const Angles angles{r.table.ptr<float>(), r.T, r.first, sign, l.half};
+  const Angles angles{r.table.ptr<float>(), unsigned(r.T), r.first, sign, l.half};
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
       forward_kernel<T, kFast>
-          <<<blocks_for(N * vectors * parts, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, N, qkv.cols(), parts);
+          <<<dim3(blocks_for(N * vectors, 256), unsigned(parts)), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, N, qkv.cols(), parts);
     });
   });
   CUDA_CHECK(cudaGetLastError());
@@ -159,7 +160,7 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
   const Layout l = layout_of(rope, d_in);
   const int per_head = int(std::max(ceil_div(l.half, 8) + ceil_div(l.D - 2 * l.half, 16), ceil_div(l.D, 16)));
   visit<float, bf16>(d_in.dtype, [&]<class T>() {
-    const Angles angles{rope.table.ptr<float>(), rope.T, rope.first, -1.f, l.half};
+    const Angles angles{rope.table.ptr<float>(), unsigned(rope.T), rope.first, -1.f, l.half};
     const RopeBackward<T> f{d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads};
     produce(s, f, Sink<T>(d_out, d_in.rows(), d_in.cols()), l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data}));
   });
