@@ -27,7 +27,8 @@ struct PrecisionConfig : Section {
   Choice<DType> param_dtype{this, "param_dtype", DType::bf16, "of the weights in products, and of activations",
                             half_types()};
   Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "of the gradients that micro-batches add up", wide_types()};
-  Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32, "in which gradients travel between ranks", wide_types()};
+  Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32, "in which gradients travel between ranks (bf16 where grad_dtype is)",
+                              wide_types()};
   Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "of the rotary tables", half_types()};
   Choice<DType> master_dtype{this, "master_dtype", DType::f32,
                              "of the optimizer's weights; bf16 is rounded stochastically", wide_types()};

@@ -58,12 +58,6 @@ int64_t ParameterStore::count() const {
   return n;
 }
 
-void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {
-  wait_for_gradients(s);  // this collective follows the last one of the side stream
-  if (shards() > 1) shard_.all_reduce(s, t, Reduce::sum);
-  if (replica_ && replica_->size() > 1) replica_->all_reduce(s, t, Reduce::sum);
-}
-
 void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed) {
   for (Unit& u : units_)
     for (Segment& g : u.segments) g.size = round_up(g.size, shards() * kAlign);
@@ -121,6 +115,10 @@ void ParameterStore::lay_out(const Arenas& arenas) {
       if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
     return g;
   });
+  int64_t travels = 0;
+  for (const Unit& u : units_)
+    for (const Segment& g : u.segments) travels = std::max(travels, g.size);
+  if (overlaps() && options_.reduce != options_.grad) travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
   int64_t largest = 0;
   for (const Unit& u : units_)
     if (!u.forms.plain) largest = std::max(largest, u.segments[kFp8].size);
@@ -310,18 +308,6 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
   if (!(w.unit == unit && (keeps_weights() || covers))) start_gather(s, u, use);
 }
 
-// Not in prefetch(): the buffer's last unit has only just begun its reduction there, and waiting would expose it.
-void ParameterStore::open_gradients(Stream& s, int unit) {
-  Unit& u = units_[size_t(unit)];
-  Grads& g = grads_[size_t(u.grads)];
-  if (g.unit == unit) return;
-  if (g.reduced) g.reduced->wait(s);
-  g.reduced.reset();
-  for (size_t k : {kPlain, kFp8})
-    if (u.segments[k].size) fill_zero(s, g.whole[k].part(0, {u.segments[k].size}));
-  g.unit = unit;
-}
-
 ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
   prefetch(s, unit, use);
   if (use == Use::backward && !keeps_gradients()) open_gradients(s, unit);
@@ -331,42 +317,6 @@ ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
   if (use == Use::evaluate && !options_.evaluate_fp8) gather_plain_of_fp8(s, unit);
   if (keeps_weights()) w.use = use;
   return Lease(w.leased);
-}
-
-void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
-  const bool last = batch == Batch::last;
-  if (!overlaps() || (keeps_gradients() && !last)) return;
-  Unit& u = units_[size_t(unit)];
-  Grads& whole = grads_[size_t(u.grads)];
-  Stream& side = beside(s);
-  for (size_t k : {kPlain, kFp8}) {
-    const Segment& g = u.segments[k];
-    if (!g.size) continue;
-    const Tensor all = whole.whole[k].part(0, {g.size});
-    if (shards() > 1) shard_.reduce_scatter(side, slice(all), all);
-    if (!keeps_gradients()) BACKEND::add(side, g.grad, g.grad, slice(all));  // the operation, which the member add() hides
-    if (last && replica_ && replica_->size() > 1) replica_->all_reduce(side, g.grad, Reduce::sum);
-  }
-  if (keeps_gradients()) return;
-  whole.unit = -1;
-  whole.reduced = std::make_unique<Event>(side.device());
-  whole.reduced->record(side);
-}
-
-void ParameterStore::wait_for_gradients(Stream& s) {
-  if (!overlaps()) return;
-  point_.record(side_);
-  point_.wait(s);
-}
-
-void ParameterStore::zero_gradients(Stream& s) {
-  if (keeps_gradients()) {
-    for (Grads& g : grads_)
-      for (Tensor t : g.whole)
-        if (t) fill_zero(s, t);
-  } else {
-    for_each_gradient([&](Tensor t) { fill_zero(s, t); });
-  }
 }
 
 Operand ParameterStore::value(const Param& p) const {
@@ -379,13 +329,6 @@ Operand ParameterStore::value(const Param& p) const {
   if (p.forms.q) v.q = w.q.part(p.offset, p.shape);
   if (p.forms.q_t && w.use == Use::backward) v.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});
   return v;
-}
-
-Tensor ParameterStore::grad(const Param& p) const {
-  const Unit& u = units_[size_t(p.unit)];
-  const Grads& g = grads_[size_t(u.grads)];
-  CHECK(keeps_gradients() || g.unit == p.unit, "unit '", u.name, "' has no gradient buffers now");
-  return g.whole[size_t(p.segment)].part(p.offset, p.shape);
 }
 
 const ParameterStore::Weights& ParameterStore::leased(int unit) const {

@@ -109,6 +109,9 @@ class ParameterStore {
       for (const Group& g : u.groups)
         f(g.name, g.param, local(u, g.param.segment, g.param.offset, g.param.shape.numel()));
   }
+  // f(name, tensor, hold): what ranks hold in common; waits in the stream until it is complete.
+  enum class Hold { every_rank, replicas };               // the same on all, or on those that hold the same slices
+  template <class F> void for_each_common(Stream&, F&& f);
   template <class F> void for_each_gradient(F&& f) const { // f(slice): all local gradients, padding (zero) included
     for (const Unit& u : units_)
       for (const Segment& g : u.segments)
@@ -153,6 +156,7 @@ class ParameterStore {
   bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
   Stream& beside(Stream&);                                // the side stream, from this point of the other on
   void gather_plain_of_fp8(Stream&, int unit);
+  template <class F> void travelling(Stream&, Tensor, F&& collective);  // f(tensor in the type that gradients travel in)
   const Weights& leased(int unit) const;
   bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
   bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
@@ -176,7 +180,26 @@ class ParameterStore {
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
   Tensor stage_{};                                        // masters on their way through the plain type, some at a time
+  Tensor travel_{};                                       // gradients of a segment in the type they travel in, if another
   Weights evaluate_{};                                    // plain form of one unit's FP8 segment at a time
 };
+
+template <class F>
+void ParameterStore::for_each_common(Stream& s, F&& f) {
+  wait_for_gradients(s);                                  // what is gathered on the side stream, too
+  for (const Unit& u : units_) {
+    const Weights* w = keeps_weights() ? &weights_[size_t(u.weights)] : nullptr;
+    for (const Group& g : u.groups) {
+      const Param& p = g.param;
+      const bool plain = p.segment == Precision::plain;
+      if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), Hold::every_rank);
+      const Local l = local(u, p.segment, p.offset, p.shape.numel());
+      if (!replica_ || replica_->size() == 1) continue;
+      for (const auto& [what, t] : std::array<std::pair<const char*, Tensor>, 3>{{{".master", l.master}, {".m", l.m}, {".v", l.v}}})
+        if (t) f(g.name + what, t, Hold::replicas);
+    }
+  }
+  if (scales_.size()) f("FP8 scales of weights", scales_.state().scale, Hold::every_rank);
+}
 
 }  // namespace octet::BACKEND

@@ -63,6 +63,7 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
         copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
         s.stream.synchronize();
         writer.write_bytes(stored, first + i, bytes);
+        ++s.pulse;
       }
     });
   }

@@ -11,9 +11,11 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "config/peaks.h"
+#include "train/agreement.h"
 #include "train/checkpoint.h"
 #include "train/entries.h"
 #include "train/metrics.h"
+#include "train/watchdog.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -73,22 +75,24 @@ class Run {
  public:
   Run(const RunConfig& config, Host& host, const Planner& planner)
       : given_(config), config_(config), host_(host), planner_(planner), data_(open_data(config_)), watch_(config_.fp8), from_(resume_from()),
-        samples_(samples_of(data_.train)) {
+        samples_(samples_of(data_.train)), watchdog_(host, config.parallel.watchdog_seconds) {
     if (from_) fallbacks_ = fallbacks_of(*from_);
     build();
     metrics_.emplace(config_, plan_, trainer_->session.device.name(), host_);
   }
 
-  TrainResult run() {
+  TrainResult run() try {
     resume();
     const Signals signals;
     const int64_t last = total_steps(config_), begin = trainer_->steps_done();
     metrics_->start(begin, last);
     logged_ = begin;
     while (trainer_->steps_done() < last) {
+      watchdog_.enter(Phase::step, trainer_->steps_done() + 1);
       trainer_->step(samples_);
       const int64_t step = trainer_->steps_done();
       log_through(step - 1);                                  // a step behind: nothing waits for the device
+      if (config_.parallel.check_every && step % config_.parallel.check_every == 0) check_agreement(trainer_->session);
       const bool ends = agreed_to_end(host_), stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
       const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
@@ -104,6 +108,10 @@ class Run {
     result_.step = trainer_->steps_done();
     metrics_->finish(result_);
     return result_;
+  } catch (const std::exception& e) {                         // says where, once there is a where
+    if (watchdog_.phase() == Phase::start) throw;
+    const auto* error = dynamic_cast<const Error*>(&e);
+    throw Error(concat(watchdog_.where(), ": ", e.what()), error ? error->exit_code() : 3);
   }
 
  private:
@@ -117,9 +125,12 @@ class Run {
     std::vector<std::string> exclude = given_.fp8.exclude;
     exclude.insert(exclude.end(), fallbacks_.begin(), fallbacks_.end());
     if (!fallbacks_.empty()) config_.fp8.exclude.set(exclude);
+    watchdog_.enter(Phase::start, trainer_ ? trainer_->steps_done() : 0);
+    watchdog_.watch(nullptr);
     trainer_.reset();                                         // its memory first
     plan_ = planner_(config_);
     trainer_ = std::make_unique<Trainer>(config_, host_, plan_, options_for(config_, host_));
+    watchdog_.watch(&trainer_->session);
   }
   // At a step boundary, through a checkpoint: what follows is what a resumed run would do.
   void fall_back(std::vector<std::string> layers) {
@@ -162,6 +173,7 @@ class Run {
   }
   void evaluate() {
     if (!data_.validation) return;
+    watchdog_.enter(Phase::evaluation, trainer_->steps_done());
     const int64_t count = std::min<int64_t>(config_.training.eval_sequences, data_.validation->samples_per_epoch());
     result_.validation_loss = trainer_->evaluate(samples_of(*data_.validation), count);
     metrics_->evaluation(trainer_->steps_done(), result_.validation_loss);
@@ -169,6 +181,7 @@ class Run {
   void save() {
     if (config_.checkpoint.dir->empty() || saved_ == trainer_->steps_done()) return;
     saved_ = trainer_->steps_done();
+    watchdog_.enter(Phase::checkpoint, saved_);
     result_.checkpoint = save_checkpoint(*trainer_, {.step = trainer_->steps_done(), .samples = trainer_->samples_done(), .counters = trainer_->state(),
                                                     .data = data_.train.fingerprint(), .tokenizer = data_.train.tokenizer_fingerprint(),
                                                     .fallbacks = fallbacks_});
@@ -187,6 +200,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<Metrics> metrics_;
   Samples samples_;
+  Watchdog watchdog_;                                         // ends before the trainer it watches
   TrainResult result_;
   int64_t logged_ = 0, saved_ = -1;
 };

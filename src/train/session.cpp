@@ -151,6 +151,7 @@ DeviceBatch Session::upload(const Batch& batch) {
   CHECK(n == tokens_.numel(), "a micro-batch of ", n, " tokens where ", tokens_.numel(), " were planned");
   Pinned& p = *pinned_[uploads_++ % kUploads];
   if (p.used) p.arrived.synchronize();
+  ++pulse;
   p.used = true;
   std::memcpy(p.data, batch.tokens.data(), size_t(n) * sizeof(int32_t));
   std::memcpy(p.data + n, batch.targets.data(), size_t(n) * sizeof(int32_t));

@@ -1,5 +1,7 @@
 #pragma once
 // Session: a model alive on one rank's device. What training, evaluation, verification and benchmarks have in common.
+#include <atomic>
+
 #include "config/config.h"
 #include "data/loader.h"
 #include "host/engine.h"
@@ -42,6 +44,7 @@ class Session {
  public:
   std::unique_ptr<Comm> world, own_shard, replica;         // replica: ranks that hold the same slices; null if alone
   Comm* shard;                                             // ranks that share slices out; apart from world, whose scalars overtake
+  std::atomic<int64_t> pulse{0};                           // grows with whatever is progress, for who watches from another thread
   Recipe recipe;
   DelayedScaling scaling;
   ParameterStore params;

@@ -52,11 +52,11 @@ void Trainer::step(const Samples& samples) {
     const bool last = m + 1 == micro_steps;
     Context c = s.context(Pass::train);
     c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
-    if (last && examines) s.scaling.start_counting(s.stream);
+    if (m == 0 && examines) s.scaling.start_counting(s.stream);
     c.routers.loss = record(offsetof(StepState, aux), DType::f64, 1);
     c.routers.share = 1. / double(micro_steps);
     s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
-    if (last && examines) examine(s.scaling, flight.health);           // before the scales move on
+    if (m == 0 && examines) examine(s.scaling, flight.health);         // scales are oldest here; before they move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
   }
 
@@ -106,6 +106,7 @@ StepReport Trainer::report(int64_t step) {
   InFlight& f = *flights_[size_t((step - 1) % 2)];
   CHECK(f.step == step, "step ", step, " is reported too late");
   f.end.synchronize();
+  ++session.pulse;
   return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state,
           .health = f.health};
 }

@@ -1,0 +1,85 @@
+#include "train/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/rng.h"
+
+namespace octet::BACKEND {
+namespace {
+constexpr size_t kChunk = size_t{1} << 26;  // bytes on the host at once
+
+uint64_t hash_bytes(uint64_t h, const std::vector<char>& bytes) {
+  uint64_t word = 0;
+  for (size_t i = 0; i < bytes.size(); i += sizeof word) {
+    word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min(sizeof word, bytes.size() - i));
+    h = mix(h ^ word) + 0x9e3779b97f4a7c15;
+  }
+  return h;
+}
+
+uint64_t hash_of(Stream& s, Tensor t) {
+  uint64_t h = 0;
+  std::vector<char> bytes;
+  for (size_t at = 0; at < t.bytes(); at += kChunk) {
+    bytes.resize(std::min(kChunk, t.bytes() - at));
+    copy_to_host(s, bytes.data(), static_cast<char*>(t.data) + at, bytes.size());
+    s.synchronize();
+    h = hash_bytes(h, bytes);
+  }
+  return h;
+}
+
+// "ranks 0 and 2 against rank 1", of each rank's hash
+std::string parties(const std::map<int, uint64_t>& hashes) {
+  std::vector<std::pair<uint64_t, std::vector<int>>> agreed;  // by their first rank
+  for (const auto& [rank, hash] : hashes) {
+    auto found = std::find_if(agreed.begin(), agreed.end(), [&, h = hash](const auto& a) { return a.first == h; });
+    if (found == agreed.end()) found = agreed.insert(found, {hash, {}});
+    found->second.push_back(rank);
+  }
+  if (agreed.size() == 1) return "";
+  std::string text;
+  for (const auto& [hash, ranks] : agreed) {
+    text += concat(text.empty() ? "" : " against ", ranks.size() == 1 ? "rank " : "ranks ");
+    for (size_t i = 0; i < ranks.size(); ++i)
+      text += concat(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+  }
+  return text;
+}
+
+struct Common {
+  std::string name;
+  ParameterStore::Hold hold;
+};
+}  // namespace
+
+void check_agreement(Session& s) {
+  std::vector<Common> things;
+  std::vector<uint64_t> mine;
+  const auto add = [&](const std::string& name, Tensor t, ParameterStore::Hold hold) {
+    things.push_back({name, hold});
+    mine.push_back(hash_of(s.stream, t));
+    ++s.pulse;
+  };
+  s.params.for_each_common(s.stream, add);
+  if (s.scaling.size() && s.amax_group() == s.world.get())
+    add("FP8 scales of activations", s.scaling.state().scale, ParameterStore::Hold::every_rank);
+
+  const size_t R = size_t(s.host.size()), degree = size_t(s.shard->size());
+  std::vector<uint64_t> all(R * mine.size());
+  s.host.all_gather(all.data(), mine.data(), mine.size() * sizeof(uint64_t));
+  for (size_t i = 0; i < things.size(); ++i) {
+    const size_t apart = things[i].hold == ParameterStore::Hold::replicas ? degree : 1;  // ranks that must agree
+    for (size_t first = 0; first < apart; ++first) {
+      std::map<int, uint64_t> hashes;
+      for (size_t r = first; r < R; r += apart) hashes[int(r)] = all[r * mine.size() + i];
+      if (const std::string who = parties(hashes); !who.empty())
+        throw SystemError(concat(things[i].name, " is not the same on all ranks: ", who, " (parallel.check_every)"));
+    }
+  }
+}
+
+}  // namespace octet::BACKEND

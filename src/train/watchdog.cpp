@@ -1,0 +1,93 @@
+#include "train/watchdog.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+
+namespace octet::BACKEND {
+namespace {
+constexpr double kTick = 0.25;  // seconds between looks
+constexpr double kStart = 40, kCheckpoint = 10, kSlow = 10;
+constexpr unsigned kFarewell = 5;  // seconds in which MPI_Abort must have ended this process
+}  // namespace
+
+Watchdog::Watchdog(Host& host, double seconds) : host_(host), seconds_(seconds) {
+  if (seconds_ > 0 && host.size() > 1 && !host.shares_memory()) heartbeats_ = std::make_unique<Heartbeats>(host);
+  if (seconds_ > 0) thread_ = std::thread([this] { run(); });
+}
+
+Watchdog::~Watchdog() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::enter(Phase phase, int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ == Phase::step && steps_ > 2) slowest_ = std::max(slowest_, now_ - entered_);
+  if (phase == Phase::start) steps_ = 0;
+  if (phase == Phase::step) ++steps_;
+  phase_ = phase;
+  step_ = step;
+  entered_ = heard_ = now_;
+}
+
+void Watchdog::watch(Session* session) {
+  const std::lock_guard lock(mutex_);
+  session_ = session;
+  if (session) pulse_ = session->pulse;
+}
+
+std::string Watchdog::where() const { return concat(name_of(phase_), " at step ", step_); }
+
+double Watchdog::limit() const {
+  if (phase_ == Phase::checkpoint) return kCheckpoint * seconds_;
+  if (phase_ == Phase::start || steps_ <= 2) return kStart * seconds_;
+  return std::max(seconds_, kSlow * slowest_);
+}
+
+// Seconds are those that this process was running: one that was stopped (Ctrl-Z, a laptop's lid) is not late.
+void Watchdog::run() {
+  using Clock = std::chrono::steady_clock;
+  std::unique_lock lock(mutex_);
+  for (Clock::time_point last = Clock::now(); !ends_;) {
+    changed_.wait_for(lock, std::chrono::duration<double>(kTick), [&] { return ends_; });
+    const Clock::time_point now = Clock::now();
+    now_ += std::min(4 * kTick, std::chrono::duration<double>(now - last).count());
+    last = now;
+    listen();
+    if (heartbeats_) heartbeats_->beat(now_);
+    if (now_ - heard_ <= limit()) continue;
+    const std::string missing = heartbeats_ ? heartbeats_->missing(now_) : "";
+    end_job(concat("no progress for ", int(now_ - heard_), " s in ", where(), missing.empty() ? "" : ": ", missing));
+  }
+}
+
+void Watchdog::listen() {
+  if (!session_) return;
+  if (const int64_t pulse = session_->pulse; pulse != pulse_) {
+    pulse_ = pulse;
+    heard_ = now_;
+  }
+  try {
+    for (Comm* c : {session_->world.get(), session_->own_shard.get(), session_->replica.get()})
+      if (c) c->poll();
+  } catch (const Error& e) { end_job(concat(e.what(), " in ", where())); }
+}
+
+// From this thread, whatever the other one waits for. Ranks that are threads end together.
+void Watchdog::end_job(const std::string& why) const {
+  const std::string line = concat("rank ", host_.rank(), ": octet: ", why, "\n");
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) std::perror("octet");
+  std::signal(SIGALRM, SIG_DFL);
+  ::alarm(kFarewell);
+  if (!host_.shares_memory()) host_.abort(3);
+  std::_Exit(3);
+}
+
+}  // namespace octet::BACKEND
