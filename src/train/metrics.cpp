@@ -18,15 +18,10 @@ std::string print(const char* format, Args... args) {
   std::snprintf(text.data(), text.size(), format, args...);
   return text.data();
 }
-double flops_of(const WorkLog& work) {
-  double sum = 0;
-  for (const Work& w : work) sum += w.flops;
-  return sum;
-}
 }  // namespace
 
-Metrics::Metrics(const RunConfig& c, const PlanResult& plan, const std::string& device, Host& host)
-    : config_(c), speaks_(host.rank() == 0), tokens_(tokens_per_step(c)), ranks_(host.size()), flops_(flops_of(plan.work)),
+Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const std::string& device, Host& host)
+    : config_(c), speaks_(host.rank() == 0), tokens_(tokens_per_step(c)), ranks_(host.size()), flops_(flops),
       peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16), memory_(plan.memory.total()) {
   if (!speaks_) return;
   log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters), " parameters, ",

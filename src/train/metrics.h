@@ -9,7 +9,7 @@ namespace octet::BACKEND {
 
 class Metrics {
  public:
-  Metrics(const RunConfig&, const PlanResult&, const std::string& device, Host&);
+  Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device, Host&);  // flops: of a step on a rank
   ~Metrics();
   void truncate(int64_t step);                    // drops later steps from the metrics file: they will be done again
   void start(int64_t begin, int64_t last);

@@ -78,7 +78,7 @@ class Run {
         samples_(samples_of(data_.train)), watchdog_(host, config.parallel.watchdog_seconds) {
     if (from_) fallbacks_ = fallbacks_of(*from_);
     build();
-    metrics_.emplace(config_, plan_, trainer_->session.device.name(), host_);
+    metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
   }
 
   TrainResult run() try {
@@ -115,6 +115,14 @@ class Run {
   }
 
  private:
+  double useful_flops() const {                               // of a step: what recomputation does again is no use
+    RunConfig once = config_;
+    once.memory.recompute_blocks.set(0);
+    double sum = 0;
+    for (const Work& w : (config_.memory.recompute_blocks > 0 ? planner_(once) : plan_).work) sum += w.flops;
+    return sum;
+  }
+
   std::optional<std::filesystem::path> resume_from() const {
     const std::string how = config_.checkpoint.resume, dir = config_.checkpoint.dir;
     if (how == "none" || (how == "auto" && dir.empty())) return {};
