@@ -93,10 +93,7 @@ void Metrics::fallback(int64_t step, const std::string& layer) {
   append(json{{"step", step}, {"fp8_fallback", layer}}.dump());
 }
 
-void Metrics::replanned(const PlanResult& plan) {
-  flops_ = flops_of(plan.work);
-  memory_ = plan.memory.total();
-}
+void Metrics::replanned(const PlanResult& plan) { memory_ = plan.memory.total(); }
 
 void Metrics::evaluation(int64_t step, double loss) {
   if (speaks_) log_info(print("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));

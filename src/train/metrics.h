@@ -16,7 +16,7 @@ class Metrics {
   void step(const StepReport&);                   // with FP8's health, of all ranks, where it was asked for
   void alarms(const std::vector<std::string>&);
   void fallback(int64_t step, const std::string& layer);
-  void replanned(const PlanResult&);              // after a fallback
+  void replanned(const PlanResult&);              // after a fallback: as much work, in other memory
   void evaluation(int64_t step, double loss);
   void saved(const std::string& folder);
   void finish(const TrainResult&);
