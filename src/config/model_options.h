@@ -51,6 +51,9 @@ struct ModelOptions : Section {
                                     between(1, 1024)};
   Option<double> router_aux_loss_coef{this, "router_aux_loss_coef", 0.001, "mixtral: weight of the balancing loss",
                                       at_least(0)};
+  Option<double> router_z_loss_coef{this, "router_z_loss_coef", 0,
+                                    "mixtral: weight of each layer's mean squared logsumexp of router logits",
+                                    at_least(0)};
   Option<double> router_jitter{this, "router_jitter_noise", 0, "mixtral: relative noise on the router's input",
                                from_below(0, 1)};
   Option<int64_t> sliding_window{this, "sliding_window", 0, "keys that a query sees (0: all before it)",

@@ -66,6 +66,7 @@ json write_model_section(const ModelConfig& m) {
                         : m.attention == AttentionKind::native ? "native"
                                                                : "auto";
   fields["scaled_init"] = m.scaled_init;
+  if (m.num_experts) fields["router_z_loss_coef"] = m.router_z_loss_coef;  // transformers knows none
   return fields;
 }
 

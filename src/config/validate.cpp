@@ -74,6 +74,9 @@ class Check {
       refuse("fp8.", f.fp8_dpa ? f.fp8_dpa.name() : f.fp8_mha.name(),
              ": attention in FP8 is not supported: on Hopper it "
              "is slower than bf16 from 8192 tokens on, and less exact; set it to false");
+    if (f.moe_per_expert_scales)
+      refuse("fp8.moe_per_expert_scales: the experts of a layer share their activation scales in this version; set it "
+             "to false");
     if (f.use_mxfp8_block_scaling)
       refuse("fp8.use_mxfp8_block_scaling: block scaling needs Blackwell; set it to false");
     if (f.reduce_amax != (f.reduce_group != ReduceGroup::none))

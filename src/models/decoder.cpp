@@ -42,7 +42,10 @@ void Decoder::materialise(Stream& s, Arena& memory) {
   const std::vector<float> narrow(table.begin(), table.end());
   copy_to_device(s, rope_table_.data, rope_dtype_ == DType::f64 ? static_cast<const void*>(table.data()) : narrow.data(),
                  rope_table_.bytes());
-  if (config_.num_experts) balance_ = memory.alloc(DType::f64, {2, config_.num_experts});
+  if (const int64_t L = config_.num_layers, E = config_.num_experts; E) {
+    sums_ = memory.alloc(DType::f64, {L, 3, E}), total_ = memory.alloc(DType::f64, {3, E}), load_ = memory.alloc(DType::f64, {L, E});
+    fill_zero(s, load_);
+  }
   s.synchronize();  // the host vectors end here
 }
 
@@ -52,10 +55,10 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double fa
   c.saved.reset();
   c.scratch.reset();
   const Tensor d = c.saved.alloc(c.plain(), {N, config_.hidden_size});  // the gradient of the residual stream
-  if (balance_) fill_zero(c.stream, balance_);
-  c.routers.balance = balance_;
+  if (sums_) fill_zero(c.stream, sums_);
+  c.routers.sums = sums_;
   const Tensor x = forward(c, embed(c, batch));
-  if (balance_) balance(c, N);
+  if (sums_) judge_routers(c, N);
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);
     const auto weights = c.params.acquire(c.stream, head_unit(), Use::backward);
@@ -74,13 +77,17 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double fa
   c.params.reduce(c.stream, 0, c.batch);
 }
 
-// The shares of tokens are those of all layers and ranks, so that neither splits the loss. Each micro-batch has its own.
-void Decoder::balance(Context& c, int64_t rows) {
-  c.params.sum_over_ranks(c.stream, balance_);
-  const double tokens = double(config_.num_layers * rows * c.params.ranks());
-  const double factor = c.routers.share * double(config_.num_experts) / (tokens * tokens);
-  if (c.routers.loss) moe_balance_loss(c.stream, c.routers.loss, balance_, factor);
-  c.routers.balance_factor = config_.router_aux_loss_coef * factor;
+// The shares of tokens are those of all layers and ranks, so that neither splits the loss; each micro-batch has its own.
+// The balancing loss is transformers'; the z-loss is each layer's by itself, added up, but reported as their mean.
+void Decoder::judge_routers(Context& c, int64_t rows) {
+  Routers& r = c.routers;
+  c.params.sum_over_ranks(c.stream, sums_);
+  const double N = double(rows * c.params.ranks()), LN = double(config_.num_layers) * N;
+  const double balance = r.share * double(config_.num_experts) / (LN * LN);
+  moe_losses(c.stream, {.losses = r.losses, .total = total_, .load = load_, .sums = sums_, .balance = balance, .z = r.share / LN});
+  r.total = total_;
+  r.balance = config_.router_aux_loss_coef * balance;
+  r.z = config_.router_z_loss_coef * r.share / N;
 }
 
 void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {

@@ -38,6 +38,7 @@ class MixtralBlock final : public Block {
                  .width = c.intermediate_size,
                  .experts = c.num_experts,
                  .per_token = c.experts_per_token,
+                 .jitter = c.router_jitter,
                  .std = c.initializer_range,
                  .residual_std = residual_std(c),
                  .name = name + "block_sparse_moe"}) {}
@@ -51,7 +52,6 @@ class MixtralBlock final : public Block {
 }  // namespace
 
 std::unique_ptr<Block> mixtral_block(Builder b, const ModelConfig& c, int64_t layer, const Tensor& rope_table) {
-  if (c.router_jitter > 0) bad_input("model.router_jitter_noise is not supported yet; set it to 0");
   return std::make_unique<MixtralBlock>(b, c, layer, rope_table);
 }
 

@@ -43,13 +43,15 @@ class Decoder {
   void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, double factor);
   void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
   void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
+  // (L,E) f64: tokens that chose each expert, all ranks together, added up until somebody zeroes it; none without experts.
+  Tensor expert_load() const { return load_; }
 
  private:
   Tensor embed(Context&, const DeviceBatch&);
   Tensor forward(Context&, Tensor x /*(N,C)*/);     // through all blocks -> (N,C)
   void backward(Context&, Tensor d /*(N,C)*/);      // d was allocated before forward(): memory comes back block by block
   Tensor final_norm(Context&, Tensor x);
-  void balance(Context&, int64_t rows);             // of the routers, between forward and backward
+  void judge_routers(Context&, int64_t rows);       // between forward and backward
   int head_unit() const { return int(config_.num_layers) + 1; }
   static int block_unit(int64_t l) { return int(l) + 1; }
 
@@ -57,7 +59,7 @@ class Decoder {
   DecoderOptions options_;
   DType rope_dtype_;                                // f32 or f64: angles are never narrower
   Tensor rope_table_{};
-  Tensor balance_{};                                // (2,E) f64, ops/moe.h; where there are experts
+  Tensor sums_{}, total_{}, load_{};                // (L,3,E), (3,E), (L,E) f64, ops/moe.h; where there are experts
   std::unique_ptr<Embedding> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> norm_;

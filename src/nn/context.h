@@ -16,12 +16,14 @@ struct Builder {
 // train: the forward whose backward follows. recompute: the same forward again, in backward. evaluate: no backward.
 enum class Pass : uint8_t { train, recompute, evaluate };
 
-// What the routers of a model with experts share: the balancing loss counts all layers together (ops/moe.h).
+// What the routers of a model with experts share: their losses count all layers together (ops/moe.h).
 struct Routers {
-  Tensor balance{};           // (2,E) f64: of this micro-batch; none: no balancing loss
-  double balance_factor = 0;  // of its gradient
-  Tensor loss{};              // (1) f64 +=: the balancing loss, for whoever reports it
-  double share = 1;           // of this micro-batch in the step
+  Tensor sums{};               // (L,3,E) f64: of this micro-batch; none: routers are not judged
+  Tensor total{};              // (3,E) f64: of all layers and ranks, from forward to backward
+  double balance = 0, z = 0;   // factors of the losses' gradients
+  Tensor losses{};             // (2) f64 +=: balancing loss and z-loss, for whoever reports them
+  double share = 1;            // of this micro-batch in the step
+  uint64_t seed = 0;           // of the jitter: another for each micro-batch and rank
   // For whoever compares with another program: each layer's logits (N,E) as they are made, and (L,N,E) whose largest
   // decide the experts instead.
   std::function<void(int64_t layer, Tensor)> observe{};

@@ -1,5 +1,7 @@
 #include "nn/moe.h"
 
+#include "base/rng.h"
+
 namespace octet::BACKEND {
 namespace {
 
@@ -40,7 +42,8 @@ void Moe::route(Context& c, Tensor x) {
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
   route_ = {.expert = memory.alloc(DType::i32, {N, K}),
             .weight = memory.alloc(real, {N, K}),
-            .probability = memory.alloc(real, {N, E})};
+            .probability = memory.alloc(real, {N, E}),
+            .lse = memory.alloc(real, {N})};
   rows_ = {.offset = memory.alloc(DType::i32, {E + 1}),
            .count = memory.alloc(DType::i32, {E}),
            .row = memory.alloc(DType::i32, {N, K}),
@@ -54,14 +57,21 @@ void Moe::route(Context& c, Tensor x) {
   const Tensor choice = c.routers.choice ? c.routers.choice.part(options_.layer * N * E, {N, E}) : logits;
   moe_route(c.stream, route_, logits, choice);
   moe_sort(c.stream, rows_, route_.expert);
-  if (c.pass == Pass::train && c.routers.balance)
-    moe_add_balance(c.stream, c.routers.balance, rows_.count, route_.probability);
+  if (c.pass == Pass::train && c.routers.sums)
+    moe_add_sums(c.stream, c.routers.sums.part(options_.layer * 3 * E, {3, E}), rows_.count, route_);
   first_ = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
+}
+
+// As transformers does it: what the experts read is shaken too. The same noise again in recomputation and in backward.
+void Moe::jitter(Context& c, Tensor x) const {
+  if (options_.jitter > 0 && c.pass != Pass::evaluate)
+    moe_jitter(c.stream, x, x, options_.jitter, mix(c.routers.seed + uint64_t(options_.layer)));
 }
 
 void Moe::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
   const int64_t N = y.rows(), R = buffer_rows(N);
   x_ = x.plain;
+  jitter(c, x_);
   route(c, x_);
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
   gu_ = memory.alloc(c.plain(), {R, gate_up_.out()});
@@ -100,12 +110,19 @@ Tensor Moe::backward(Context& c, Tensor dy) {
   gate_up_.backward(c, dxe, dgu, first_);
   moe_combine(c.stream, dx, dxe, rows_.row, {}, {});
   route_backward(c, dx, dweight);
+  jitter(c, dx);
   return dx;
 }
 
 void Moe::route_backward(Context& c, Tensor dx, Tensor dweight) {
   const Operand d{.plain = c.scratch.alloc(c.plain(), {dx.rows(), options_.experts})};
-  moe_route_backward(c.stream, d.plain, route_, dweight, c.routers.balance, c.routers.balance_factor);
+  const Tensor count = c.routers.total ? c.routers.total.part(0, {options_.experts}) : Tensor{};
+  moe_route_backward(c.stream, {.dlogits = d.plain,
+                                .route = route_,
+                                .dweight = dweight,
+                                .count = count,
+                                .balance = c.routers.balance,
+                                .z = c.routers.z});
   gemm(c.stream, {.d = c.params.grad(router_),
                   .a = d.by_rows(Precision::plain),
                   .b = Operand{.plain = x_}.by_rows(Precision::plain),

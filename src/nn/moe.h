@@ -11,6 +11,7 @@ class Moe {
  public:
   struct Options {
     int64_t layer = 0, channels = 0, width = 0, experts = 0, per_token = 0;
+    double jitter = 0;                       // relative noise on x in training
     double std = 0.02, residual_std = 0.02;  // of the initial weights; of those that write into the residual stream
     std::string name{};  // prefix of the parameters: name.gate.weight, name.experts.0.w1.weight, ...
   };
@@ -20,6 +21,7 @@ class Moe {
   Tensor backward(Context&, Tensor dy /*(N,C)*/);                                           // -> dx (N,C), in scratch
 
  private:
+  void jitter(Context&, Tensor x) const;
   void route(Context&, Tensor x);
   void route_backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dweight /*(N,K)*/);
   int64_t buffer_rows(int64_t N) const { return expert_rows(N, options_.experts, options_.per_token); }

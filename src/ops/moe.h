@@ -19,17 +19,25 @@ inline int64_t expert_rows(int64_t N, int64_t E, int64_t K) {
   return padded_rows(N * K + (kExpertRows - 1) * std::min(E, N * K));
 }
 
+// y = x * (1 + eps * u), u uniform in [-1, 1), the same for the same seed; y may be x. Its derivative is itself.
+void moe_jitter(Stream&, Tensor y /*(N,C)*/, Tensor x /*(N,C)*/, double eps, uint64_t seed);
+
 // probability = softmax(logits); expert: those of the K largest values of `choice`, largest first, of equal ones the
-// lower index; weight: their probabilities over the sum of them. choice is logits, but where a test holds the choice
-// fixed.
+// lower index; weight: their probabilities over the sum of them; lse: logsumexp of the logits. choice is logits, but
+// where a test holds the choice fixed.
 struct MoeRoute {
-  Tensor expert /*(N,K) i32*/, weight /*(N,K) wide*/, probability /*(N,E) wide*/;
+  Tensor expert /*(N,K) i32*/, weight /*(N,K) wide*/, probability /*(N,E) wide*/, lse /*(N) wide*/;
 };
 void moe_route(Stream&, const MoeRoute&, Tensor logits /*(N,E) wide*/, Tensor choice /*(N,E) wide*/);
-// The choice held fixed:  dp[n,e] = factor * balance[0,e] + sum_{k: expert[n,k] = e} (dw[n,k] - sum_j dw[n,j] w[n,j]) /
-// S_n, S_n = sum_k probability[n,expert[n,k]];  dlogits = p * (dp - sum_e p dp)
-void moe_route_backward(Stream&, Tensor dlogits /*(N,E)*/, const MoeRoute&, Tensor dweight /*(N,K) wide*/,
-                        Tensor balance /*(2,E) f64, or none*/, double factor);
+// The choice held fixed:  dp[n,e] = balance * count[e] + sum_{k: expert[n,k] = e} (dw[n,k] - sum_j dw[n,j] w[n,j]) /
+// S_n, S_n = sum_k probability[n,expert[n,k]];  dlogits = p * (dp - sum_e p dp) + 2 * z * lse * p
+struct MoeRouteBackward {
+  Tensor dlogits /*(N,E)*/;
+  MoeRoute route;
+  Tensor dweight /*(N,K) wide*/, count /*(E) f64, or none*/;
+  double balance = 0, z = 0;
+};
+void moe_route_backward(Stream&, const MoeRouteBackward&);
 
 // offset[e]: first row of expert e; offset[E]: rows of all. row[n,k]: of token n at its k-th expert. source: the
 // inverse, n*K + k, or -1 in rows of padding and behind the last. count: tokens of each expert.
@@ -52,12 +60,17 @@ struct MoeCombineBackward {
 };
 void moe_combine_backward(Stream&, const MoeCombineBackward&);
 
-// The balancing loss of transformers (Fedus et al. 2021, arXiv:2101.03961, for K experts a token): over all layers'
-// tokens together, aux = E * sum_e (share of tokens that chose e) * (mean probability of e); K where everything is
-// balanced.
-void moe_add_balance(Stream&, Tensor balance /*(2,E) f64 +=*/, Tensor count /*(E) i32*/,
-                     Tensor probability /*(N,E) wide*/);
-void moe_balance_loss(Stream&, Tensor loss /*(1) f64 +=*/, Tensor balance /*(2,E) f64*/, double factor);
-// loss += factor * sum_e balance[0,e] * balance[1,e];  factor = E / (L*N)^2
+// Sums of a layer's router, by which it is judged: tokens of each expert, their probabilities, and lse^2 (in [2,0]).
+void moe_add_sums(Stream&, Tensor sums /*(3,E) f64 +=*/, Tensor count /*(E) i32*/, const MoeRoute&);
+// All layers together:  total = sum_l sums[l],  load[l] += sums[l,0],
+//   losses[0] += balance * sum_e total[0,e] * total[1,e];  losses[1] += z * total[2,0]
+// balance = E / (L*N)^2 gives the balancing loss of transformers (Fedus et al. 2021, arXiv:2101.03961, for K experts a
+// token): E * sum_e (share of tokens that chose e) * (mean probability of e), K where everything is balanced. z =
+// 1/(L*N) gives the mean square of lse, the z-loss (Zoph et al. 2022, arXiv:2202.08906).
+struct MoeLosses {
+  Tensor losses /*(2) f64 +=, or none*/, total /*(3,E) f64*/, load /*(L,E) f64 +=*/, sums /*(L,3,E) f64*/;
+  double balance = 0, z = 0;
+};
+void moe_losses(Stream&, const MoeLosses&);
 
 }  // namespace octet::BACKEND

@@ -123,7 +123,7 @@ void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint
 struct StepState {
   double loss = 0;             // summed over the valid targets of the global batch; the log divides it by their number
   double squares = 0;          // of the gradients
-  double aux = 0;              // balancing loss of a model with experts, without its coefficient; no part of `loss`
+  double aux = 0, z = 0;       // of a model with experts: balancing loss and z-loss, without coefficients; no part of `loss`
   float norm = 0, clip = 1;    // global norm before clipping; factor on every gradient
   uint32_t skip = 0;           // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN
   uint32_t nonfinite_casts = 0;  // written by update_scales

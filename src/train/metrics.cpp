@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -17,6 +18,23 @@ std::string print(const char* format, Args... args) {
   std::array<char, 256> text;
   std::snprintf(text.data(), text.size(), format, args...);
   return text.data();
+}
+
+// Of a layer's experts, as the share of tokens each has.
+struct Load {
+  std::vector<double> share;
+  double entropy = 0, imbalance = 0;  // nats, of ln E; tokens of the busiest over the mean
+};
+Load load_of(const double* tokens, int64_t experts) {
+  Load load;
+  const double all = std::max(1., std::accumulate(tokens, tokens + experts, 0.));
+  for (int64_t e = 0; e < experts; ++e) {
+    const double share = tokens[e] / all;
+    load.share.push_back(share);
+    load.entropy -= share > 0 ? share * std::log(share) : 0;
+    load.imbalance = std::max(load.imbalance, share * double(experts));
+  }
+  return load;
 }
 }  // namespace
 
@@ -59,6 +77,25 @@ void Metrics::start(int64_t begin, int64_t last) {
                                                        .shown = speaks_ && config_.log.progress, .line_seconds = 60});
 }
 
+double Metrics::busiest(const std::vector<double>& tokens) const {  // of all layers
+  double worst = 0;
+  for (size_t at = 0; at < tokens.size(); at += size_t(config_.model.num_experts))
+    worst = std::max(worst, load_of(&tokens[at], config_.model.num_experts).imbalance);
+  return worst;
+}
+
+void Metrics::add_experts(json& record, const StepReport& r) const {
+  json loads = json::array(), entropies = json::array(), imbalances = json::array();
+  for (size_t at = 0; at < r.expert_load.size(); at += size_t(config_.model.num_experts)) {
+    const Load load = load_of(&r.expert_load[at], config_.model.num_experts);
+    loads.push_back(load.share);
+    entropies.push_back(load.entropy);
+    imbalances.push_back(load.imbalance);
+  }
+  record.update({{"ce", r.loss}, {"aux", r.state.aux}, {"z", r.state.z}, {"expert_load", loads}, {"expert_entropy", entropies},
+                 {"expert_imbalance", imbalances}});
+}
+
 void Metrics::step(const StepReport& r) {
   const double rate = double(tokens_) / r.seconds / double(ranks_);
   seconds_ += r.seconds;
@@ -67,7 +104,7 @@ void Metrics::step(const StepReport& r) {
   if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
     std::string line = print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step), static_cast<long long>(last_),
                              r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
-    if (config_.model.num_experts) line += print("  balance %.4f", r.state.aux);
+    if (config_.model.num_experts) line += print("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
     if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
     line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
     if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
@@ -76,7 +113,7 @@ void Metrics::step(const StepReport& r) {
   }
   json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
               {"seconds", r.seconds}, {"skipped", r.state.skipped}};
-  if (config_.model.num_experts) record["aux_loss"] = r.state.aux;
+  if (config_.model.num_experts) add_experts(record, r);
   if (peak_ > 0) record["mfu"] = mfu;
   if (r.health.step) record["fp8"] = r.health.to_json();
   append(record.dump());

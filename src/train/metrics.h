@@ -2,6 +2,7 @@
 // What a run says: a line for each step, a progress bar on a terminal, and metrics as lines of JSON.
 #include <memory>
 
+#include "base/json.h"
 #include "base/progress.h"
 #include "train/trainer.h"
 
@@ -23,6 +24,8 @@ class Metrics {
 
  private:
   void append(const std::string& line);           // to the metrics file
+  double busiest(const std::vector<double>& expert_load) const;
+  void add_experts(json&, const StepReport&) const;
   const RunConfig& config_;
   bool speaks_;                                   // rank 0
   int64_t tokens_, ranks_;                        // of a step, all ranks

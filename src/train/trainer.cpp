@@ -8,10 +8,16 @@
 namespace octet::BACKEND {
 
 struct Trainer::InFlight {
-  explicit InFlight(Device& d) : begin(d), end(d), state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))) {}
-  ~InFlight() { pinned_free(state); }
+  InFlight(Device& d, Tensor expert_load)
+      : begin(d), end(d), state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))),
+        load(static_cast<double*>(pinned_alloc(expert_load ? expert_load.bytes() : sizeof(double)))) {}
+  ~InFlight() {
+    pinned_free(state);
+    pinned_free(load);
+  }
   Event begin, end;
   StepState* state;
+  double* load;                     // (L,E), where there are experts
   double valid_targets = 1, lr = 0;
   int64_t step = -1;
   HealthReport health;
@@ -23,7 +29,7 @@ Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, co
   state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});
   partial_ = persistent.alloc(DType::f64, {partial_sums(session.device.target())});
   fill_zero(session.stream, state_);
-  for (auto& f : flights_) f = std::make_unique<InFlight>(session.device);
+  for (auto& f : flights_) f = std::make_unique<InFlight>(session.device, session.model.expert_load());
 }
 Trainer::~Trainer() = default;
 
@@ -48,13 +54,16 @@ void Trainer::step(const Samples& samples) {
 
   s.params.zero_gradients(s.stream);
   fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay
+  const Tensor load = s.model.expert_load();
+  if (load) fill_zero(s.stream, load);
   for (int64_t m = 0; m < micro_steps; ++m) {
     const bool last = m + 1 == micro_steps;
     Context c = s.context(Pass::train);
     c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
     if (m == 0 && examines) s.scaling.start_counting(s.stream);
-    c.routers.loss = record(offsetof(StepState, aux), DType::f64, 1);
+    c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
+    c.routers.seed = random_bits(uint64_t(*config.training.seed), uint64_t(step_), uint64_t(m * s.host.size() + s.host.rank()));
     s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
     if (m == 0 && examines) examine(s.scaling, flight.health);         // scales are oldest here; before they move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
@@ -79,6 +88,7 @@ void Trainer::step(const Samples& samples) {
   samples_ += G;
   flight.valid_targets = valid;
   copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
+  if (load) copy_to_host(s.stream, flight.load, load.data, load.bytes());
   flight.end.record(s.stream);
 }
 
@@ -107,8 +117,9 @@ StepReport Trainer::report(int64_t step) {
   CHECK(f.step == step, "step ", step, " is reported too late");
   f.end.synchronize();
   ++session.pulse;
+  const Tensor load = session.model.expert_load();
   return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state,
-          .health = f.health};
+          .health = f.health, .expert_load = {f.load, f.load + (load ? load.numel() : 0)}};
 }
 
 double Trainer::evaluate(const Samples& samples, int64_t sequences) { return session.loss(samples, 0, sequences); }

@@ -10,6 +10,7 @@ struct StepReport {                 // of one finished step
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
   HealthReport health;              // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
+  std::vector<double> expert_load{};  // (L,E): tokens of all ranks that chose each expert; empty without experts
 };
 
 class Trainer {

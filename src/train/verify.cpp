@@ -79,14 +79,14 @@ class Extra {
 class RouterCheck {
  public:
   RouterCheck(Session& s, const SafetensorsFile& expected, int64_t rows, bool bf16)
-      : session_(s), choice_(s, DType::f32, shape_of(s, rows)), loss_(s, DType::f64, {1}), forced_(bf16) {
+      : session_(s), choice_(s, DType::f32, shape_of(s, rows)), losses_(s, DType::f64, {2}), forced_(bf16) {
     if (!s.config.model.num_experts) return;
     want_ = expected.read_all<double>("router_logits");
     CHECK(int64_t(want_.size()) == choice_.tensor.numel(), "router_logits: ", want_.size(), " values for ", choice_.tensor.shape);
     if (forced_) from_host(s.stream, choice_.tensor, want_);
   }
   Routers routers() {
-    Routers r{.loss = loss_.tensor};
+    Routers r{.losses = losses_.tensor};
     if (!want_.empty() && forced_) r.choice = choice_.tensor;
     return r;
   }
@@ -99,7 +99,7 @@ class RouterCheck {
     return r;
   }
   const Comparison& logits() const { return logits_; }
-  double loss() { return to_host(session_.stream, loss_.tensor)[0]; }
+  double loss() { return to_host(session_.stream, losses_.tensor)[0]; }
 
  private:
   static Shape shape_of(const Session& s, int64_t rows) {
@@ -107,7 +107,7 @@ class RouterCheck {
     return {m.num_experts ? m.num_layers : 0, rows, m.num_experts};
   }
   Session& session_;
-  Extra choice_, loss_;
+  Extra choice_, losses_;
   bool forced_;
   std::vector<double> want_;
   Comparison logits_;

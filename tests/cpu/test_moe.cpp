@@ -35,19 +35,20 @@ class MoeLab {
     });
     x_ = lab_.normal(DType::f64, {N, C}), residual_ = lab_.normal(DType::f64, {N, C}),
     dy_ = lab_.normal(DType::f64, {N, C});
-    y_ = lab_.empty(DType::f64, {N, C}), dx_ = lab_.empty(DType::f64, {N, C}),
-    balance_ = lab_.empty(DType::f64, {2, E});
+    y_ = lab_.empty(DType::f64, {N, C}), dx_ = lab_.empty(DType::f64, {N, C}), sums_ = lab_.empty(DType::f64, {3, E}),
+    total_ = lab_.empty(DType::f64, {3, E});
+    load_ = lab_.zeros(DType::f64, {1, E});
   }
   void choose(const Choice& choice) { choice_ = preferring(choice, E_); }
   void route_freely() { choice_.clear(); }
 
-  // <dy, y> + coefficient * the balancing loss; with its gradients.
+  // <dy, y> + coefficient * (balancing loss + z-loss / 2); with its gradients.
   double run(double coefficient = 0) {
     params_.publish(stream_, ParameterStore::Masters::changed);
     const auto lease = params_.acquire(stream_, 0, Use::backward);
     params_.zero_gradients(stream_);
     arenas_[Memory::saved].reset(), arenas_[Memory::scratch].reset();
-    fill_zero(stream_, balance_);
+    fill_zero(stream_, sums_);
     Context c{.stream = stream_,
               .params = params_,
               .scaling = scaling_,
@@ -55,17 +56,24 @@ class MoeLab {
               .scratch = arenas_[Memory::scratch],
               .B = 1,
               .T = N_};
-    c.routers.balance = balance_;
+    c.routers.sums = sums_;
     if (!choice_.empty()) c.routers.choice = {choice_.data(), DType::f64, {int64_t(choice_.size())}};
     const Operand x = moe_.input(c, N_);
     copy(stream_, x.plain, x_);
     moe_.forward(c, y_, x, residual_);
-    double aux = 0;
-    const double factor = double(E_) / double(N_ * N_);
-    moe_balance_loss(stream_, {&aux, DType::f64, {1}}, balance_, factor);
-    c.routers.balance_factor = coefficient * factor;
+    double losses[2] = {};
+    const double N = double(N_), balance = double(E_) / (N * N);
+    moe_losses(stream_, {.losses = {losses, DType::f64, {2}},
+                         .total = total_,
+                         .load = load_,
+                         .sums = sums_,
+                         .balance = balance,
+                         .z = 1 / N});
+    c.routers.total = total_;
+    c.routers.balance = coefficient * balance;
+    c.routers.z = 0.5 * coefficient / N;
     copy(stream_, dx_, moe_.backward(c, dy_));
-    return dot(dy_, y_) + coefficient * aux;
+    return dot(dy_, y_) + coefficient * (losses[0] + 0.5 * losses[1]);
   }
   Tensor x() const { return x_; }
   Tensor y() const { return y_; }
@@ -139,7 +147,7 @@ class MoeLab {
   Arenas arenas_;
   Lab lab_;
   int64_t N_, E_, K_;
-  Tensor x_, y_, residual_, dy_, dx_, balance_;
+  Tensor x_, y_, residual_, dy_, dx_, sums_, total_, load_;
   std::vector<double> choice_;
   std::deque<std::vector<double>> kept_;
 };
@@ -205,7 +213,8 @@ TEST(Moe, TheRouterChoosesTheLargestAndOfEqualOnesTheLowerIndex) {
   const int64_t N = 3, E = 5, K = 3;
   const Tensor logits =
       lab.of<double>({1, 1, 1, 1, 1, 0, 2, -1, 2, 2, 3, -INFINITY, 5, 4, -INFINITY}).as(DType::f64, {N, E});
-  const MoeRoute m{lab.empty(DType::i32, {N, K}), lab.empty(DType::f64, {N, K}), lab.empty(DType::f64, {N, E})};
+  const MoeRoute m{lab.empty(DType::i32, {N, K}), lab.empty(DType::f64, {N, K}), lab.empty(DType::f64, {N, E}),
+                   lab.empty(DType::f64, {N})};
   moe_route(lab.stream(), m, logits, logits);
   EXPECT_EQ(values(m.expert), (std::vector<double>{0, 1, 2, 1, 3, 4, 2, 3, 0}));
   for (int n = 0; n < 2; ++n)
@@ -243,22 +252,37 @@ TEST(Moe, RowsAreSortedByExpertAndPaddedToSixteen) {
 TEST(Moe, BalancingLossOfTheFourTokenExample) {
   Lab lab;
   const Tensor logits = lab.of<double>({2, 1, 0, -1, 0, 3, 1, 0, 1, 1, 2, 0, 0, 0, 0, 4}).as(DType::f64, {4, 4});
-  const MoeRoute m{lab.empty(DType::i32, {4, 2}), lab.empty(DType::f64, {4, 2}), lab.empty(DType::f64, {4, 4})};
+  const MoeRoute m{lab.empty(DType::i32, {4, 2}), lab.empty(DType::f64, {4, 2}), lab.empty(DType::f64, {4, 4}),
+                   lab.empty(DType::f64, {4})};
   const MoeRows rows{lab.empty(DType::i32, {5}), lab.empty(DType::i32, {4}), lab.empty(DType::i32, {4, 2}),
                      lab.empty(DType::i32, {expert_rows(4, 4, 2)})};
-  const Tensor balance = lab.zeros(DType::f64, {2, 4}), loss = lab.zeros(DType::f64, {1});
+  const Tensor sums = lab.zeros(DType::f64, {1, 3, 4}), losses = lab.zeros(DType::f64, {2}),
+               load = lab.zeros(DType::f64, {1, 4});
   moe_route(lab.stream(), m, logits, logits);
   moe_sort(lab.stream(), rows, m.expert);
-  moe_add_balance(lab.stream(), balance, rows.count, m.probability);
-  moe_balance_loss(lab.stream(), loss, balance, 4. / (4 * 4));
-  EXPECT_NEAR(*loss.ptr<double>(), 1.951396, 5e-7);
+  moe_add_sums(lab.stream(), sums, rows.count, m);
+  moe_losses(lab.stream(), {.losses = losses,
+                            .total = lab.empty(DType::f64, {3, 4}),
+                            .load = load,
+                            .sums = sums,
+                            .balance = 4. / (4 * 4),
+                            .z = 1. / 4});
+  EXPECT_NEAR(losses.ptr<double>()[0], 1.951396, 5e-7);
+  EXPECT_EQ(values(load), (std::vector<double>{3, 2, 2, 1}));
+  double squares = 0;  // logsumexp of each row, squared
+  for (int n = 0; n < 4; ++n) {
+    double sum = 0;
+    for (int e = 0; e < 4; ++e) sum += std::exp(logits.ptr<double>()[4 * n + e]);
+    squares += std::log(sum) * std::log(sum);
+  }
+  EXPECT_NEAR(losses.ptr<double>()[1], squares / 4, 1e-12);
 }
 
 namespace {
 RunConfig mixtral(const std::vector<std::string>& changes = {}) {
   return tiny_config(R"({"model_type": "mixtral", "vocab_size": 19, "hidden_size": 16, "intermediate_size": 12,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 5,
-    "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3, "sliding_window": 5})",
+    "num_experts_per_tok": 2, "router_aux_loss_coef": 0.3, "router_z_loss_coef": 0.05, "router_jitter_noise": 0.1, "sliding_window": 5})",
                      changes);
 }
 }  // namespace
@@ -270,7 +294,7 @@ TEST(Mixtral, TheWholeModelDifferentiates) {
     m.expect_derivatives(
         [&] {
           const double loss = m.train();
-          return loss + 0.3 * m.balance();
+          return loss + 0.3 * m.balance() + 2 * 0.05 * m.z();
         },
         {.samples = 8});
   }
@@ -284,10 +308,14 @@ TEST(Mixtral, RecomputingBlocksChangesNoBit) {
 }
 
 TEST(Mixtral, TheCoefficientChangesTheGradientAndNotTheLoss) {
-  WholeModel with(mixtral()), without(mixtral({"model.router_aux_loss_coef=0"}));
+  WholeModel with(mixtral()), without(mixtral({"model.router_aux_loss_coef=0"})),
+      without_z(mixtral({"model.router_z_loss_coef=0"}));
   EXPECT_EQ(with.train(), without.train());
   EXPECT_EQ(with.balance(), without.balance());
   EXPECT_NE(with.gradients(), without.gradients());
+  EXPECT_EQ(with.train(), without_z.train());
+  EXPECT_EQ(with.z(), without_z.z());
+  EXPECT_NE(with.gradients(), without_z.gradients());
 }
 
 }  // namespace octet::BACKEND

@@ -44,8 +44,9 @@ class WholeModel {
     session_.params.zero_gradients(session_.stream);
     fill_zero(session_.stream, session_.loss_total());
     Context c = session_.context(Pass::train);
-    balance_ = 0;
-    c.routers.loss = {&balance_, DType::f64, {1}};
+    losses_[0] = losses_[1] = 0;
+    c.routers.losses = {losses_, DType::f64, {2}};
+    c.routers.seed = 17;
     c.routers.observe = [&](int64_t, Tensor logits) {
       const auto v = values(logits);
       if (!frozen_) choice_.insert(choice_.end(), v.begin(), v.end());
@@ -54,8 +55,9 @@ class WholeModel {
     session_.model.train(c, session_.upload(batch_), session_.loss_total(), 1 / valid());
     return *session_.loss_total().ptr<double>() / valid();
   }
-  double balance() const { return balance_; }  // of the last train(): the auxiliary loss
-  void freeze_choice() {                       // every token keeps the experts that it has now
+  double balance() const { return losses_[0]; }  // of the last train(): the auxiliary losses of routers
+  double z() const { return losses_[1]; }
+  void freeze_choice() {  // every token keeps the experts that it has now
     choice_.clear();
     train();
     frozen_ = true;
@@ -81,7 +83,7 @@ class WholeModel {
   LoneHost host_;
   Session session_;
   Batch batch_;
-  double balance_ = 0;
+  double losses_[2] = {};
   std::vector<double> choice_;  // (L,N,E): the routers' logits when the choice was frozen
   bool frozen_ = false;
 };

@@ -282,7 +282,8 @@ const std::map<std::string, std::function<void(Runner&)>>& table() {
                                                                        {"moe_gather", run_moe_gather},
                                                                        {"moe_combine", run_moe_combine},
                                                                        {"moe_combine_backward", run_moe_combine_backward},
-                                                                       {"moe_balance", run_moe_balance}};
+                                                                       {"moe_losses", run_moe_losses},
+                                                                       {"moe_jitter", run_moe_jitter}};
   return ops;
 }
 

@@ -37,7 +37,7 @@ inline Tensor matrix(Tensor t, int64_t rows) { return t.as(t.dtype, {rows, t.num
 inline MoeRoute routed(Runner& r, Tensor logits) {
   const int64_t N = r.k.n, E = r.k.c, K = r.k.d;
   const MoeRoute m{r.output("expert", DType::i32, {N, K}, Compare::bits), r.output("weight", r.wide(), {N, K}),
-                   r.output("probability", r.wide(), {N, E})};
+                   r.output("probability", r.wide(), {N, E}), r.output("lse", r.wide(), {N})};
   moe_route(r.stream, m, logits, r.has(kA) ? r.input(DType::f32, {N, E}) : logits);
   return m;
 }
@@ -45,9 +45,14 @@ inline void run_moe_route(Runner& r) { routed(r, r.input(DType::f32, {r.k.n, r.k
 inline void run_moe_route_backward(Runner& r) {  // kB: without a balancing loss
   const int64_t N = r.k.n, E = r.k.c, K = r.k.d;
   const Tensor logits = r.input(DType::f32, {N, E}, 2), dw = r.input(DType::f32, {N, K}),
-               b = r.positive(DType::f64, {2, E});
+               count = r.positive(DType::f64, {E});
   const MoeRoute m = routed(r, logits);
-  moe_route_backward(r.stream, r.output("dlogits", r.plain(), {N, E}), m, dw, r.has(kB) ? Tensor{} : b, 0.3);
+  moe_route_backward(r.stream, {.dlogits = r.output("dlogits", r.plain(), {N, E}),
+                                .route = m,
+                                .dweight = dw,
+                                .count = r.has(kB) ? Tensor{} : count,
+                                .balance = 0.3,
+                                .z = 0.1});
 }
 inline void run_moe_sort(Runner& r) {
   const int64_t N = r.k.n, E = r.k.c, K = r.k.d, R = expert_rows(N, E, K) + 5;
@@ -86,14 +91,23 @@ inline void run_moe_combine_backward(Runner& r) {
                                   .weight = r.positive(DType::f32, {N, K}),
                                   .source = r.ints(h.source)});
 }
-inline void run_moe_balance(Runner& r) {
-  const int64_t N = r.k.n, E = r.k.c;
+inline void run_moe_losses(Runner& r) {  // d layers
+  const int64_t N = r.k.n, E = r.k.c, L = r.k.d;
   std::vector<int32_t> count(static_cast<size_t>(E));
   for (size_t e = 0; e < count.size(); ++e) count[e] = int32_t(r.below(N + 1, e));
-  const Tensor balance = r.report("balance", r.positive(DType::f64, {2, E})),
-               loss = r.report("loss", r.positive(DType::f64, {1}));
-  moe_add_balance(r.stream, balance, r.ints(count), r.positive(DType::f32, {N, E}));
-  moe_balance_loss(r.stream, loss, balance, 0.25);
+  const Tensor sums = r.report("sums", r.positive(DType::f64, {L, 3, E}));
+  moe_add_sums(r.stream, sums.part((L - 1) * 3 * E, {3, E}), r.ints(count),
+               {.probability = r.positive(DType::f32, {N, E}), .lse = r.input(DType::f32, {N})});
+  moe_losses(r.stream, {.losses = r.report("losses", r.positive(DType::f64, {2})),
+                        .total = r.output("total", DType::f64, {3, E}),
+                        .load = r.report("load", r.positive(DType::f64, {L, E})),
+                        .sums = sums,
+                        .balance = 0.25,
+                        .z = 0.5});
+}
+inline void run_moe_jitter(Runner& r) {
+  const int64_t N = r.k.n, C = r.k.c;
+  moe_jitter(r.stream, r.output("y", r.plain(), {N, C}), r.input({N, C}), 0.1, r.k.seed);
 }
 
 }  // namespace octet::BACKEND

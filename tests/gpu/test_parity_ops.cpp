@@ -247,7 +247,8 @@ TEST_F(Parity, MoeRows) {
   check_all("moe_combine", shapes, {0, kA, kB, kC, kA | kC});
   check_all("moe_combine_backward", shapes, {0, kA});
 }
-TEST_F(Parity, MoeBalance) { check_all("moe_balance", {{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {300, 1000, 2}}, {0}); }
+TEST_F(Parity, MoeLosses) { check_all("moe_losses", {{1, 4, 2}, {77, 8, 2}, {20000, 8, 32}, {300, 1000, 1}}, {0}); }
+TEST_F(Parity, MoeJitter) { check_all("moe_jitter", {{1, 16, 0}, {77, 272, 0}}, {0}); }
 
 TEST_F(Parity, Adamw) {
   for (int types = 0; types < 8; ++types)

@@ -5,9 +5,21 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/rng.h"
 #include "ops/cpu/rows.h"
 
 namespace octet::BACKEND {
+
+void moe_jitter(Stream&, Tensor y, Tensor x, double eps, uint64_t seed) {
+  CHECK(y.numel() == x.numel() && y.dtype == x.dtype, y.shape, " of ", x.shape);
+  visit_plain(y.dtype, [&]<class T>() {
+    using R = Real<T>;
+    const T* in = x.ptr<T>();
+    T* out = y.ptr<T>();
+#pragma omp parallel for
+    for (int64_t i = 0; i < y.numel(); ++i) out[i] = T(R(in[i]) * R(1 + eps * (2 * uniform(seed, 0, uint64_t(i)) - 1)));
+  });
+}
 
 void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
   const int64_t N = logits.rows(), E = logits.cols(), K = m.expert.cols();
@@ -16,7 +28,7 @@ void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
         m.expert.shape, " of ", logits.shape);
   visit<double, float>(logits.dtype, [&]<class R>() {
     const R *x = logits.ptr<R>(), *c = choice.ptr<R>();
-    R *p = m.probability.ptr<R>(), *w = m.weight.ptr<R>();
+    R *p = m.probability.ptr<R>(), *w = m.weight.ptr<R>(), *lse = m.lse.ptr<R>();
     int32_t* expert = m.expert.ptr<int32_t>();
 #pragma omp parallel for
     for (int64_t n = 0; n < N; ++n) {
@@ -24,6 +36,7 @@ void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
       for (int64_t e = 1; e < E; ++e) largest = std::max(largest, x[n * E + e]);
       for (int64_t e = 0; e < E; ++e) sum += p[n * E + e] = std::exp(x[n * E + e] - largest);
       for (int64_t e = 0; e < E; ++e) p[n * E + e] /= sum;
+      lse[n] = largest + std::log(sum);
       for (int64_t k = 0; k < K; ++k) {
         const auto before = expert + n * K;
         int64_t best = -1;
@@ -37,15 +50,17 @@ void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
   });
 }
 
-void moe_route_backward(Stream&, Tensor dlogits, const MoeRoute& m, Tensor dweight, Tensor balance, double factor) {
-  const int64_t N = dlogits.rows(), E = dlogits.cols(), K = m.expert.cols();
-  CHECK(m.probability.numel() == N * E && dweight.numel() == N * K && (!balance || balance.cols() == E), dlogits.shape);
+void moe_route_backward(Stream&, const MoeRouteBackward& g) {
+  const MoeRoute& m = g.route;
+  const int64_t N = g.dlogits.rows(), E = g.dlogits.cols(), K = m.expert.cols();
+  CHECK(m.probability.numel() == N * E && g.dweight.numel() == N * K && (!g.count || g.count.numel() == E),
+        g.dlogits.shape);
   const int32_t* expert = m.expert.ptr<int32_t>();
-  const double* counts = balance ? balance.ptr<double>() : nullptr;
-  visit_plain(dlogits.dtype, [&]<class T>() {
+  const double* count = g.count ? g.count.ptr<double>() : nullptr;
+  visit_plain(g.dlogits.dtype, [&]<class T>() {
     using R = Real<T>;
-    const R *p = m.probability.ptr<R>(), *w = m.weight.ptr<R>(), *dw = dweight.ptr<R>();
-    T* out = dlogits.ptr<T>();
+    const R *p = m.probability.ptr<R>(), *w = m.weight.ptr<R>(), *lse = m.lse.ptr<R>(), *dw = g.dweight.ptr<R>();
+    T* out = g.dlogits.ptr<T>();
 #pragma omp parallel
     {
       const auto dp = buffer<R>(E);
@@ -53,10 +68,11 @@ void moe_route_backward(Stream&, Tensor dlogits, const MoeRoute& m, Tensor dweig
       for (int64_t n = 0; n < N; ++n) {
         R chosen = 0, mean = 0, dot = 0;
         for (int64_t k = 0; k < K; ++k) chosen += p[n * E + expert[n * K + k]], mean += dw[n * K + k] * w[n * K + k];
-        for (int64_t e = 0; e < E; ++e) dp[e] = counts ? R(factor * counts[e]) : R(0);
+        for (int64_t e = 0; e < E; ++e) dp[e] = count ? R(g.balance * count[e]) : R(0);
         for (int64_t k = 0; k < K; ++k) dp[expert[n * K + k]] += (dw[n * K + k] - mean) / chosen;
         for (int64_t e = 0; e < E; ++e) dot += p[n * E + e] * dp[e];
-        for (int64_t e = 0; e < E; ++e) out[n * E + e] = T(p[n * E + e] * (dp[e] - dot));
+        const R shift = R(2 * g.z) * lse[n] - dot;
+        for (int64_t e = 0; e < E; ++e) out[n * E + e] = T(p[n * E + e] * (dp[e] + shift));
       }
     }
   });
@@ -155,23 +171,33 @@ void moe_combine_backward(Stream&, const MoeCombineBackward& g) {
   });
 }
 
-void moe_add_balance(Stream&, Tensor balance, Tensor count, Tensor probability) {
-  const int64_t N = probability.rows(), E = probability.cols();
-  CHECK(balance.numel() == 2 * E && count.numel() == E, balance.shape, " for ", probability.shape);
-  double* b = balance.ptr<double>();
-  visit<double, float>(probability.dtype, [&]<class R>() {
-    const R* p = probability.ptr<R>();
+void moe_add_sums(Stream&, Tensor sums, Tensor count, const MoeRoute& m) {
+  const int64_t N = m.probability.rows(), E = m.probability.cols();
+  CHECK(sums.numel() == 3 * E && count.numel() == E, sums.shape, " for ", m.probability.shape);
+  double* total = sums.ptr<double>();
+  visit<double, float>(m.probability.dtype, [&]<class R>() {
+    const R *p = m.probability.ptr<R>(), *lse = m.lse.ptr<R>();
     for (int64_t e = 0; e < E; ++e) {
-      b[e] += count.ptr<int32_t>()[e];
-      b[E + e] += lane_sum<double>(N, [&](int64_t n) { return double(p[n * E + e]); });
+      total[e] += count.ptr<int32_t>()[e];
+      total[E + e] += lane_sum<double>(N, [&](int64_t n) { return double(p[n * E + e]); });
     }
+    total[2 * E] += lane_sum<double>(N, [&](int64_t n) { return double(lse[n]) * double(lse[n]); });
   });
 }
 
-void moe_balance_loss(Stream&, Tensor loss, Tensor balance, double factor) {
-  const int64_t E = balance.cols();
-  const double* b = balance.ptr<double>();
-  *loss.ptr<double>() += factor * std::inner_product(b, b + E, b + E, 0.);
+void moe_losses(Stream&, const MoeLosses& m) {
+  const int64_t L = m.load.rows(), E = m.load.cols();
+  CHECK(m.sums.numel() == L * 3 * E && m.total.numel() == 3 * E, m.sums.shape, " into ", m.total.shape);
+  double *total = m.total.ptr<double>(), *load = m.load.ptr<double>();
+  const double* sums = m.sums.ptr<double>();
+  std::fill_n(total, 3 * E, 0.);
+  for (int64_t l = 0; l < L; ++l) {
+    for (int64_t i = 0; i < 3 * E; ++i) total[i] += sums[l * 3 * E + i];
+    for (int64_t e = 0; e < E; ++e) load[l * E + e] += sums[l * 3 * E + e];
+  }
+  if (!m.losses) return;
+  m.losses.ptr<double>()[0] += m.balance * std::inner_product(total, total + E, total + E, 0.);
+  m.losses.ptr<double>()[1] += m.z * total[2 * E];
 }
 
 }  // namespace octet::BACKEND

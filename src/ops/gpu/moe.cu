@@ -1,5 +1,6 @@
 // Mixture of experts. Routing is a thread a token; sorting a block an expert, which finds its tokens' places in order
 // by prefix sums; gathering and combining a block a row. No atomics: the same bits from run to run.
+#include "base/rng.h"
 #include "ops/gpu/reduce.cuh"
 #include "ops/moe.h"
 
@@ -9,10 +10,16 @@ namespace {
 
 constexpr int kThreads = 256;
 
+template <class T>
+__global__ void __launch_bounds__(kThreads) jitter_kernel(T* y, const T* x, int64_t n, double eps, uint64_t seed) {
+  const int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  if (i < n) y[i] = T(float(x[i]) * float(1 + eps * (2 * uniform(seed, 0, uint64_t(i)) - 1)));
+}
+
 // ---- routing
 struct Route {
   int32_t* expert;
-  float *weight, *probability;
+  float *weight, *probability, *lse;
   int64_t N;
   int E, K;
 };
@@ -26,6 +33,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
   for (int e = 1; e < m.E; ++e) largest = fmaxf(largest, x[e]);
   for (int e = 0; e < m.E; ++e) sum += p[e] = expf(x[e] - largest);
   for (int e = 0; e < m.E; ++e) p[e] /= sum;
+  m.lse[n] = largest + logf(sum);
   int before = -1;
   for (int k = 0; k < m.K; ++k) {  // the largest behind the one before, in the order (value down, index up)
     int best = -1;
@@ -42,8 +50,8 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    route_backward_kernel(T* dlogits, const Route m, const float* dweight, const double* balance, double factor) {
+__global__ void __launch_bounds__(kThreads) route_backward_kernel(T* dlogits, const Route m, const float* dweight,
+                                                                  const double* count, double balance, double z) {
   const int64_t n = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (n >= m.N) return;
   const float *p = m.probability + n * m.E, *w = m.weight + n * m.K, *dw = dweight + n * m.K;
@@ -51,18 +59,24 @@ __global__ void __launch_bounds__(kThreads)
   float chosen = 0, mean = 0, dot = 0;
   for (int k = 0; k < m.K; ++k) chosen += p[expert[k]], mean += dw[k] * w[k];
   const auto dp = [&](int e) {
-    float d = balance ? float(factor * balance[e]) : 0.f;
+    float d = count ? float(balance * count[e]) : 0.f;
     for (int k = 0; k < m.K; ++k)
       if (expert[k] == e) d += (dw[k] - mean) / chosen;
     return d;
   };
   for (int e = 0; e < m.E; ++e) dot += p[e] * dp(e);
-  for (int e = 0; e < m.E; ++e) dlogits[n * m.E + e] = T(p[e] * (dp(e) - dot));
+  const float shift = float(2 * z) * m.lse[n] - dot;
+  for (int e = 0; e < m.E; ++e) dlogits[n * m.E + e] = T(p[e] * (dp(e) + shift));
 }
 
 Route route_of(const MoeRoute& m) {
-  return {m.expert.ptr<int32_t>(), m.weight.ptr<float>(),     m.probability.ptr<float>(),
-          m.expert.rows(),         int(m.probability.cols()), int(m.expert.cols())};
+  return {.expert = m.expert.ptr<int32_t>(),
+          .weight = m.weight.ptr<float>(),
+          .probability = m.probability.ptr<float>(),
+          .lse = m.lse.ptr<float>(),
+          .N = m.expert.rows(),
+          .E = int(m.probability.cols()),
+          .K = int(m.expert.cols())};
 }
 
 // ---- rows of each expert
@@ -212,25 +226,53 @@ __global__ void __launch_bounds__(kThreads) combine_backward_kernel(const Combin
   if (threadIdx.x == 0) m.dweight[from] = dot[0];
 }
 
-// ---- the balancing loss
-__global__ void __launch_bounds__(kThreads)
-    add_balance_kernel(double* balance, const int32_t* count, const float* probability, int64_t N, int E) {
+// ---- what routers are judged by
+__global__ void __launch_bounds__(kThreads) add_sums_kernel(double* sums, const int32_t* count, const Route m) {
   __shared__ double room[32];
-  const int e = blockIdx.x;
+  const int e = blockIdx.x;  // the block behind the experts sums lse^2
   double sum[1] = {0};
-  for (int64_t n = threadIdx.x; n < N; n += kThreads) sum[0] += double(probability[n * E + e]);
+  for (int64_t n = threadIdx.x; n < m.N; n += kThreads)
+    sum[0] += e < m.E ? double(m.probability[n * m.E + e]) : double(m.lse[n]) * double(m.lse[n]);
   block_sum<1>(sum, room);
   if (threadIdx.x) return;
-  balance[e] += count[e];
-  balance[E + e] += sum[0];
+  if (e < m.E) sums[e] += count[e];
+  sums[m.E + e] += sum[0];
 }
-__global__ void balance_loss_kernel(double* loss, const double* balance, int E, double factor) {
+struct Losses {
+  double *losses, *total, *load;
+  const double* sums;
+  int L, E;
+  double balance, z;
+};
+__global__ void __launch_bounds__(kThreads) losses_kernel(const Losses m) {  // one block
+  for (int i = threadIdx.x; i < 3 * m.E; i += kThreads) {
+    double sum = 0;
+    for (int l = 0; l < m.L; ++l) {
+      const double v = m.sums[(l * 3) * m.E + i];
+      sum += v;
+      if (i < m.E) m.load[l * m.E + i] += v;
+    }
+    m.total[i] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x || !m.losses) return;
   double sum = 0;
-  for (int e = 0; e < E; ++e) sum += balance[e] * balance[E + e];
-  *loss += factor * sum;
+  for (int e = 0; e < m.E; ++e) sum += m.total[e] * m.total[m.E + e];
+  m.losses[0] += m.balance * sum;
+  m.losses[1] += m.z * m.total[2 * m.E];
 }
 
 }  // namespace
+
+void moe_jitter(Stream& s, Tensor y, Tensor x, double eps, uint64_t seed) {
+  const Timed timed(s, Kernel::elementwise);
+  CHECK(y.numel() == x.numel() && y.dtype == x.dtype, y.shape, " of ", x.shape);
+  visit<float, bf16>(y.dtype, [&]<class T>() {
+    jitter_kernel<<<blocks_for(y.numel(), kThreads), kThreads, 0, raw(s)>>>(y.ptr<T>(), x.ptr<T>(), y.numel(), eps,
+                                                                            seed);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
 
 void moe_route(Stream& s, const MoeRoute& m, Tensor logits, Tensor choice) {
   const Timed timed(s, Kernel::elementwise);
@@ -242,15 +284,16 @@ void moe_route(Stream& s, const MoeRoute& m, Tensor logits, Tensor choice) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-void moe_route_backward(Stream& s, Tensor dlogits, const MoeRoute& m, Tensor dweight, Tensor balance, double factor) {
+void moe_route_backward(Stream& s, const MoeRouteBackward& g) {
   const Timed timed(s, Kernel::elementwise);
-  const int64_t N = dlogits.rows(), E = dlogits.cols();
-  CHECK(m.probability.numel() == N * E && dweight.numel() == m.weight.numel() && (!balance || balance.cols() == E),
-        dlogits.shape);
-  const double* counts = balance ? balance.ptr<double>() : nullptr;
-  visit<float, bf16>(dlogits.dtype, [&]<class T>() {
-    route_backward_kernel<<<blocks_for(N, kThreads), kThreads, 0, raw(s)>>>(dlogits.ptr<T>(), route_of(m),
-                                                                            dweight.ptr<float>(), counts, factor);
+  const int64_t N = g.dlogits.rows(), E = g.dlogits.cols();
+  CHECK(g.route.probability.numel() == N * E && g.dweight.numel() == g.route.weight.numel() &&
+            (!g.count || g.count.numel() == E),
+        g.dlogits.shape);
+  const double* count = g.count ? g.count.ptr<double>() : nullptr;
+  visit<float, bf16>(g.dlogits.dtype, [&]<class T>() {
+    route_backward_kernel<<<blocks_for(N, kThreads), kThreads, 0, raw(s)>>>(
+        g.dlogits.ptr<T>(), route_of(g.route), g.dweight.ptr<float>(), count, g.balance, g.z);
   });
   CUDA_CHECK(cudaGetLastError());
 }
@@ -334,18 +377,26 @@ void moe_combine_backward(Stream& s, const MoeCombineBackward& g) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-void moe_add_balance(Stream& s, Tensor balance, Tensor count, Tensor probability) {
+void moe_add_sums(Stream& s, Tensor sums, Tensor count, const MoeRoute& m) {
   const Timed timed(s, Kernel::elementwise);
-  const int64_t N = probability.rows(), E = probability.cols();
-  CHECK(balance.numel() == 2 * E && count.numel() == E, balance.shape, " for ", probability.shape);
-  add_balance_kernel<<<unsigned(E), kThreads, 0, raw(s)>>>(balance.ptr<double>(), count.ptr<int32_t>(),
-                                                           probability.ptr<float>(), N, int(E));
+  const int64_t E = m.probability.cols();
+  CHECK(sums.numel() == 3 * E && count.numel() == E, sums.shape, " for ", m.probability.shape);
+  add_sums_kernel<<<unsigned(E + 1), kThreads, 0, raw(s)>>>(sums.ptr<double>(), count.ptr<int32_t>(), route_of(m));
   CUDA_CHECK(cudaGetLastError());
 }
 
-void moe_balance_loss(Stream& s, Tensor loss, Tensor balance, double factor) {
+void moe_losses(Stream& s, const MoeLosses& m) {
   const Timed timed(s, Kernel::elementwise);
-  balance_loss_kernel<<<1, 1, 0, raw(s)>>>(loss.ptr<double>(), balance.ptr<double>(), int(balance.cols()), factor);
+  const int64_t L = m.load.rows(), E = m.load.cols();
+  CHECK(m.sums.numel() == L * 3 * E && m.total.numel() == 3 * E, m.sums.shape, " into ", m.total.shape);
+  losses_kernel<<<1, kThreads, 0, raw(s)>>>(Losses{.losses = m.losses ? m.losses.ptr<double>() : nullptr,
+                                                   .total = m.total.ptr<double>(),
+                                                   .load = m.load.ptr<double>(),
+                                                   .sums = m.sums.ptr<double>(),
+                                                   .L = int(L),
+                                                   .E = int(E),
+                                                   .balance = m.balance,
+                                                   .z = m.z});
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -10,11 +10,13 @@ namespace {
 double rows_bytes(Tensor t, int64_t rows) { return double(rows * t.cols()) * double(size_of(t.dtype)); }
 }  // namespace
 
+void moe_jitter(Stream& s, Tensor y, Tensor x, double, uint64_t) { count(s, Kernel::elementwise, 0, bytes(y, x)); }
 void moe_route(Stream& s, const MoeRoute& m, Tensor logits, Tensor) {
-  count(s, Kernel::elementwise, 0, bytes(m.expert, m.weight, m.probability, logits));
+  count(s, Kernel::elementwise, 0, bytes(m.expert, m.weight, m.probability, m.lse, logits));
 }
-void moe_route_backward(Stream& s, Tensor dlogits, const MoeRoute& m, Tensor dweight, Tensor, double) {
-  count(s, Kernel::elementwise, 0, bytes(dlogits, m.expert, m.weight, m.probability, dweight));
+void moe_route_backward(Stream& s, const MoeRouteBackward& g) {
+  const MoeRoute& m = g.route;
+  count(s, Kernel::elementwise, 0, bytes(g.dlogits, m.expert, m.weight, m.probability, m.lse, g.dweight));
 }
 void moe_sort(Stream& s, const MoeRows& m, Tensor expert) {
   count(s, Kernel::elementwise, 0, bytes(m.offset, m.count, m.row, m.source, expert));
@@ -38,11 +40,11 @@ void moe_combine_backward(Stream& s, const MoeCombineBackward& g) {
   count(s, Kernel::elementwise, 0,
         bytes(g.d_o, g.dweight, g.weight, g.source) + rows_bytes(g.dy, used) + rows_bytes(g.o, used));
 }
-void moe_add_balance(Stream& s, Tensor balance, Tensor chosen, Tensor probability) {
-  count(s, Kernel::elementwise, 0, bytes(balance, balance, chosen, probability));
+void moe_add_sums(Stream& s, Tensor sums, Tensor chosen, const MoeRoute& m) {
+  count(s, Kernel::elementwise, 0, bytes(sums, sums, chosen, m.probability, m.lse));
 }
-void moe_balance_loss(Stream& s, Tensor loss, Tensor balance, double) {
-  count(s, Kernel::elementwise, 0, bytes(loss, loss, balance));
+void moe_losses(Stream& s, const MoeLosses& m) {
+  count(s, Kernel::elementwise, 0, bytes(m.losses, m.losses, m.total, m.load, m.load, m.sums));
 }
 
 }  // namespace octet::BACKEND
