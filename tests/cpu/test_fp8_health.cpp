@@ -118,6 +118,7 @@ TEST(Fp8Health, ChangesNoBitOfARunAndAddsUpOverRanks) {
     const auto trained = [&](int every, int ranks) {
       std::pair<Bits, HealthReport> result;
       run_ranks(ranks, [&](Host& host) {
+        const Threads one{1};
         TinyTrainer t(tiny_config(fp8 + more + Changes{concat("log.fp8_every=", every)}), host);
         t.run(3);
         t.step(tiny_samples(t.session.config));
@@ -219,6 +220,7 @@ TEST(Fp8Health, APlantedSpikeRaisesTheAlarmAndTheFallback) {
       testing::internal::CaptureStderr();
       TrainResult result;
       run_ranks(ranks, [&](Host& host) {
+        const Threads one{1};
         const TrainResult mine =
             cpu::engine().train(config, host, planner_for(target_of(cpu::engine(), config), ranks));
         if (host.rank() == 0) result = mine;

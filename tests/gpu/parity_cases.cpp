@@ -34,6 +34,13 @@ void run_transpose(Runner& r) {
   const Tensor x = r.place(DType::e4m3, {r.k.n, r.k.c}, codes.data());
   transpose(r.stream, r.output("y", DType::e4m3, {r.k.c, r.k.n}, Compare::bits), x);
 }
+void run_count_codes(Runner& r) {
+  std::vector<uint8_t> codes(static_cast<size_t>(r.k.n * r.k.c));
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(random_bits(r.k.seed, 1, i));
+  const uint32_t before[] = {1, 2, 3, 4};
+  const Tensor q = r.place(r.has(kE5m2) ? DType::e5m2 : DType::e4m3, {r.k.n, r.k.c}, codes.data());
+  count_codes(r.stream, r.report("counts", r.place(DType::u32, {4}, before), Compare::bits), q);
+}
 void run_convert(Runner& r) {  // d: 4 * target + source
   const DType types[] = {DType::f32, DType::bf16, DType::f16};
   const DType to = types[r.k.d / 4], from = types[r.k.d % 4];
@@ -253,6 +260,7 @@ const std::map<std::string, std::function<void(Runner&)>>& table() {
   static const std::map<std::string, std::function<void(Runner&)>> ops{{"quantize", run_quantize},
                                                                        {"quantize_bits", run_quantize_bits},
                                                                        {"transpose", run_transpose},
+                                                                       {"count_codes", run_count_codes},
                                                                        {"convert", run_convert},
                                                                        {"add", run_add},
                                                                        {"init_normal", run_init_normal},

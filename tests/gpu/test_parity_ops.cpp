@@ -82,8 +82,8 @@ class Parity : public testing::Test {
     std::printf("OCTET_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed_));
   }
   bool has_f64(const Case& k) const {
-    for (const char* op : {"quantize_bits", "transpose", "convert", "init_normal", "sum", "finish_gradients",
-                           "update_scales", "current_scale", "adamw"})
+    for (const char* op : {"quantize_bits", "transpose", "count_codes", "convert", "init_normal", "sum",
+                           "finish_gradients", "update_scales", "current_scale", "adamw"})
       if (k.op == op) return false;
     return true;
   }
@@ -161,6 +161,12 @@ TEST_F(Parity, Transpose) {
   for (const auto& [n, c, d] : kShapes)
     for (bool shifted : {false, true}) check({.op = "transpose", .n = n, .c = c, .shifted = shifted});
 }
+TEST_F(Parity, CountCodes) {
+  for (const auto& [n, c, d] : kShapes)
+    for (int variant : {0, kE5m2})
+      for (bool shifted : {false, true})
+        check({.op = "count_codes", .n = n, .c = c, .variant = variant, .shifted = shifted});
+}
 TEST_F(Parity, ConvertAndAdd) {
   for (int64_t n : {1, 8, 17, 4096, 100003})
     for (bool shifted : {false, true}) {
@@ -235,14 +241,17 @@ TEST_F(Parity, Sums) {
 }
 
 TEST_F(Parity, MoeRouting) {
-  const std::vector<std::array<int64_t, 3>> shapes{{1, 4, 2}, {77, 8, 2}, {300, 8, 1}, {1000, 5, 5}, {40, 200, 6}, {3, 1, 1}};
+  const std::vector<std::array<int64_t, 3>> shapes{{1, 4, 2},    {77, 8, 2},   {300, 8, 1},
+                                                   {1000, 5, 5}, {40, 200, 6}, {3, 1, 1}};
   check_all("moe_route", shapes, {0, kA});
   check_all("moe_route_backward", shapes, {0, kA, kB});
-  for (const auto& [n, c, d] : {std::array<int64_t, 3>{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {9000, 3, 1}, {40, 1000, 6}, {3, 1, 1}})
+  for (const auto& [n, c, d] :
+       {std::array<int64_t, 3>{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {9000, 3, 1}, {40, 1000, 6}, {3, 1, 1}})
     for (int variant : {0, kA + 0}) check({.op = "moe_sort", .n = n, .c = c, .d = d, .variant = variant});
 }
 TEST_F(Parity, MoeRows) {
-  const std::vector<std::array<int64_t, 3>> shapes{{1, 16, 2}, {77, 272, 2}, {300, 100, 1}, {33, 4112, 5}, {600, 4096, 2}};
+  const std::vector<std::array<int64_t, 3>> shapes{
+      {1, 16, 2}, {77, 272, 2}, {300, 100, 1}, {33, 4112, 5}, {600, 4096, 2}};
   check_all("moe_gather", shapes, {0, kA});
   check_all("moe_combine", shapes, {0, kA, kB, kC, kA | kC});
   check_all("moe_combine_backward", shapes, {0, kA});
