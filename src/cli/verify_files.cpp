@@ -40,6 +40,10 @@ void check_expected(const std::string& path, const ModelConfig& model) {
   expect_shape(file, "labels", ids);
   expect_shape(file, "logits", {ids[0], ids[1], model.vocab_size});
   expect_shape(file, "loss", {1});
+  if (model.num_experts) {
+    expect_shape(file, "router_logits", {model.num_layers, ids[0] * ids[1], model.num_experts});
+    expect_shape(file, "aux_loss", {1});
+  }
   check_ids(file, "input_ids", model.vocab_size);
   check_ids(file, "labels", model.vocab_size);
 }
@@ -56,7 +60,9 @@ void check_trajectory(const std::string& path, const ModelConfig& model) {
   part(h, "warmup", "whole number", [](const json& v) { return v.is_number_integer() && v >= 0; });
   for (const char* key : {"lr", "min_lr", "beta1", "beta2", "eps", "weight_decay", "clip"})
     part(h, key, "number", number);
-  for (const char* key : {"loss", "grad_norm"})
+  std::vector<const char*> of_steps{"loss", "grad_norm"};
+  if (model.num_experts) of_steps.push_back("aux_loss");
+  for (const char* key : of_steps)
     part(t, key, "list of a number for each step", [&](const json& v) {
       return v.is_array() && v.size() == h["steps"].get<size_t>() && std::all_of(v.begin(), v.end(), number);
     });

@@ -33,6 +33,15 @@ TEST(Verify, EveryModelAgrees) {
   }
 }
 
+TEST(Verify, MixtralAgrees) {
+  for (const std::string model : {"mixtral-8x2", "mixtral-4x1"}) {
+    expect_done(run(verify(model)), {"router logits", "aux loss", "step 19 aux loss", "0 beyond"});
+    expect_done(run(verify(model, {"--dtype", "bf16"})), {"router logits", "aux loss", "0 beyond"});
+  }
+  expect_refused(octet_says({"verify", golden("mixtral-8x2"), golden("llama-gqa/expected.safetensors"), "--device", "cpu"}),
+                 {"router_logits"});
+}
+
 TEST(Verify, ShardedFilesAndNamedExpectedValues) {
   const Ran r = octet_says({"verify", golden("llama-gqa-sharded"), golden("llama-gqa/expected.safetensors"),
                             "--trajectory", golden("llama-gqa/trajectory.json"), "--device", "cpu", "--json"});

@@ -102,10 +102,32 @@ TEST(Mixtral, BalancingLossIsIndependentOfTheNumberOfRanks) {
       t.run(1);
       if (host.rank() == 0) aux.push_back(t.report(1).state.aux);
     });
-  EXPECT_NEAR(aux[1], aux[0], 1e-6);
-  EXPECT_NEAR(aux[2], aux[0], 1e-6);
+  run_ranks(4, [&](Host& host) {  // of which two share slices out
+    const Threads single{1};
+    TinyTrainer t(tiny_config(with(kKinds[1].changes, {"training.micro_batch_size=1", "parallel.zero_stage=2",
+                                                       "parallel.shard_degree=2"})),
+                  host);
+    t.run(1);
+    if (host.rank() == 0) aux.push_back(t.report(1).state.aux);
+  });
+  for (size_t i = 1; i < aux.size(); ++i) EXPECT_NEAR(aux[i], aux[0], 1e-6);
+  ASSERT_EQ(aux.size(), 4u);
   EXPECT_GT(aux[0], 1.9);
   EXPECT_LT(aux[0], 5);
+}
+
+TEST(Mixtral, TheLoadOfExpertsCountsEveryTokenOfAStep) {
+  const Threads one{1};
+  TinyTrainer t(tiny_config(kKinds[1].changes));
+  t.run(2);
+  const StepReport r = t.report(2);
+  ASSERT_EQ(r.expert_load.size(), 2u * 5u);  // layers, experts
+  for (size_t layer = 0; layer < 2; ++layer) {
+    double tokens = 0;
+    for (size_t e = 0; e < 5; ++e) tokens += r.expert_load[5 * layer + e];
+    EXPECT_EQ(tokens, 4 * 16 * 2);  // sequences, tokens of each, experts of each
+  }
+  EXPECT_GT(r.state.z, 0);
 }
 
 }  // namespace
