@@ -198,6 +198,24 @@ TEST(Fp8Layer, EachProductCanBeKeptOutOfFp8) {
   }
 }
 
+// FP8.md 6.8, test 5: 28.7 dB and 24.8 dB are expected of normal values.
+TEST(Fp8Layer, ProductsKeepTheirSignalToNoiseRatio) {
+  Layer layer(layer_config({}), 128, 256);
+  Lab& lab = layer.lab();
+  const Tensor w = lab.normal(DType::f32, {128, 256}), x = lab.normal(DType::f32, {192, 256}),
+               dy = lab.normal(DType::f32, {192, 128});
+  layer.set_weights(values(w));
+  const auto p = layer.run(x, dy);
+  const auto decibels = [&](Tensor got, Factor a, Factor b) {
+    Tensor d = lab.empty(DType::f32, got.shape);
+    gemm(lab.stream(), {.d = d, .a = a, .b = b});
+    return -20 * std::log10(relative(values(got), values(d)));
+  };
+  EXPECT_GE(decibels(p.y, {x}, {w}), 27.5);
+  EXPECT_GE(decibels(p.dx, {dy}, {w, true}), 23.5);
+  EXPECT_GE(decibels(p.dw, {dy, true}, {x, true}), 23.5);
+}
+
 TEST(Fp8Layer, WhatStaysOutOfFp8IsReportedWithItsReason) {
   const auto line = [](const std::vector<std::string>& changes, int64_t out = 32, int64_t number = 1) {
     return Layer(layer_config(changes), out, 32, number).recipe().report->back();

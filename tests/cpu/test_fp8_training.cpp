@@ -79,6 +79,47 @@ TEST(Fp8Training, WhatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
       });
 }
 
+// FP8 makes the largest value of an infinity: loss and norm stay finite, only the maximum tells.
+TEST(Fp8Training, AnInfiniteCastOfOneRankSkipsTheStepOnAll) {
+  for (const char* group : {"world", "shard", "replica", "none"})
+    run_ranks(2, [&](Host& host) {
+      const Threads one{1};
+      TinyTrainer t(tiny_config(fp8({concat("fp8.reduce_group=", group)})), host);
+      t.run(2);
+      const ScaleMap scales = scales_of(t.session);
+      const Bits before = weight_bits(t.session.params);
+      DelayedScaling& scaling = t.session.scaling;
+      if (host.rank() == 1) scaling.state().amax.ptr<uint32_t>()[3] = std::bit_cast<uint32_t>(INFINITY);
+      for (double loss : t.run(1)) EXPECT_TRUE(std::isfinite(loss));
+      EXPECT_EQ(t.state().skip, 1u) << group << ", rank " << host.rank();
+      expect_same(before, weight_bits(t.session.params));
+      if (host.rank() == 1) { EXPECT_EQ(scales_of(t.session).at(scaling.names()[3]), scales.at(scaling.names()[3])); }
+      t.run(2);
+      EXPECT_EQ(t.state().skipped, 1u);
+      EXPECT_EQ(t.state().updates, 4u);
+    });
+}
+
+// FP8.md 6.8, test 13.
+TEST(Fp8Training, GradientsPointWhereThoseOfBf16Point) {
+  std::map<std::string, std::vector<double>> bf16;
+  const Changes usual{"model.initializer_range=0.02", "model.hidden_size=64"};
+  TinyTrainer plain(tiny_config(Changes{"precision.param_dtype=bf16"} + usual)), quantised(tiny_config(fp8(usual)));
+  plain.run(1), quantised.run(1);
+  const auto each = [](TinyTrainer& t, auto&& f) {
+    t.session.params.for_each(
+        [&](const std::string& name, Shape, const ParameterStore::Local& l) { f(name, values(l.grad)); });
+  };
+  each(plain, [&](const std::string& name, const std::vector<double>& g) { bf16[name] = g; });
+  each(quantised, [&](const std::string& name, const std::vector<double>& g) {
+    double dot = 0, a = 0, b = 0;
+    for (size_t i = 0; i < g.size(); ++i)
+      dot += g[i] * bf16.at(name)[i], a += g[i] * g[i], b += bf16.at(name)[i] * bf16.at(name)[i];
+    EXPECT_GE(dot / std::sqrt(a * b), 0.99) << name;
+    EXPECT_LT(dot / std::sqrt(a * b), 1 - 1e-7) << name;
+  });
+}
+
 // FP8.md 6.8, test 9.
 TEST(Fp8Training, WeightsAreCastOnceAStepAndHistoriesAdvanceAsToldTo) {
   const auto trained = [](const char* every, int64_t micro) {
