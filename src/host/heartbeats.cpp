@@ -68,6 +68,7 @@ Heartbeats::Heartbeats(Host& host) : rank_(host.rank()), peers_(size_t(host.size
     peers_[r].address = last;
     peers_[r].port = all[r].port;
   }
+  beat(0);  // every socket is open: whoever stops later was heard of
 }
 
 Heartbeats::~Heartbeats() {

@@ -40,6 +40,7 @@ class Process {
     ::_exit(127);
   }
   bool runs() { return !done_ && !(done_ = ::waitpid(pid_, &status_, WNOHANG) != 0); }
+  pid_t pid() const { return pid_; }
   void signal(int number) { ::kill(pid_, number); }
   Ran wait() {
     if (!done_) ::waitpid(pid_, &status_, 0);

@@ -1,45 +1,12 @@
 // Ranks as processes: this program starts itself under mpirun. Messages are exact, groups form, a rank that fails ends
 // the others with its exit code.
 #define BACKEND cpu
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
-
 #include "comm_checks.h"
 #include "host/launch.h"
+#include "mpi/mpirun.h"
 
 namespace octet::cpu {
 namespace {
-
-bool built_with_mpi() {  // ranks that cannot talk are refused either way, by different advice
-  setenv("SLURM_STEP_NUM_TASKS", "2", 1);
-  std::string advice;
-  try {
-    mpi_host(nullptr, nullptr);
-  } catch (const InputError& e) { advice = e.what(); }
-  unsetenv("SLURM_STEP_NUM_TASKS");
-  return advice.find("without MPI: install") == std::string::npos;
-}
-
-// The exit code of test `name` of this file on `ranks` processes.
-int under_mpirun(int ranks, const std::string& name, const std::string& environment = "") {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const int status = std::system(concat(environment, " timeout 100 mpirun -np ", ranks, " --oversubscribe '", self,
-                                        "' --gtest_also_run_disabled_tests --gtest_filter=Child.DISABLED_", name,
-                                        " >mpi_", name, ".log 2>&1")
-                                     .c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-struct Mpi : testing::Test {
-  void SetUp() override {
-    if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
-    if (std::system("mpirun --version >mpi_version.log 2>&1") != 0) GTEST_SKIP() << "there is no mpirun";
-  }
-};
 
 TEST_F(Mpi, CollectivesAreExact) {
   for (int ranks : {1, 2, 3, 4})
@@ -53,12 +20,7 @@ TEST_F(Mpi, RankThatLeavesByAnExceptionEndsTheJob) {
   EXPECT_NE(code, 124) << "it hung: mpi_Leave.log";
 }
 
-// ---- what the started processes do; disabled, so that nobody runs them alone
-std::unique_ptr<Host> started() {
-  auto host = mpi_host(nullptr, nullptr);
-  if (!host) throw Error("not started by mpirun");
-  return host;
-}
+// ---- what the started processes do
 TEST(Child, DISABLED_Collectives) {
   const auto host = started();
   ASSERT_FALSE(host->shares_memory());
