@@ -36,6 +36,7 @@ Card card_of(const Arguments& arguments, const RunConfig& config) {
     if (name != card.name) continue;
     card.target.deterministic = !card.target.cuda || config.training.deterministic;
     card.target.cudnn = card.target.cudnn && config.model.attention != AttentionKind::native;
+    require_types(card.target, config);
     if (config.fp8.enabled && !card.target.fp8())
       bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",
                 card.target.compute_capability % 10, "; FP8 needs 8.9 or more. Set fp8.enabled=false");

@@ -15,9 +15,17 @@ const Engine& choose_engine(const RunConfig& config) {
   return gpu;
 }
 
+void require_types(const Target& target, const RunConfig& config) {
+  const auto& type = config.precision.param_dtype;
+  if (target.cuda && (type == DType::f16 || type == DType::f64))
+    bad_input("precision.param_dtype=", type,
+              " runs on the CPU engine only in this version; use bf16, or set device=cpu");
+}
+
 Target target_of(const Engine& engine, const RunConfig& config) {
   Target target = engine.target();
   target.deterministic = !target.cuda || config.training.deterministic;
+  require_types(target, config);
   if (target.cuda && !target.cudnn && config.model.attention == AttentionKind::cudnn)
     bad_input("model.attention is cudnn, but this executable was built without cuDNN: set model.attention=native");
   target.cudnn = target.cudnn && config.model.attention != AttentionKind::native;

@@ -8,6 +8,7 @@
 namespace octet {
 
 const Engine& choose_engine(const RunConfig& config);
+void require_types(const Target&, const RunConfig&);  // refuses number formats that a card of this kind has no kernels for
 Target target_of(const Engine& engine, const RunConfig& config);  // refuses what its card cannot do
 Planner planner_for(const Target& target, int ranks);
 

@@ -101,7 +101,7 @@ Command verify_command() {
           .summary = "compare logits, loss, gradients and training steps with reference values",
           .options = {{"trajectory", "T.json", "also train and compare every step (batches in T.safetensors)"},
                       {"device", "auto|cpu|cuda", "where to compute", "auto"},
-                      {"dtype", "fp32|bf16", "storage type of weights and activations", "fp32"},
+                      {"dtype", "fp32|bf16|fp16", "storage type of weights and activations", "fp32"},
                       kRanksOption,
                       {"json", "", "print the comparison as JSON"}},
           .more =

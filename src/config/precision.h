@@ -24,7 +24,7 @@ enum class LossScaling { automatic, none, fixed, dynamic };
 
 struct PrecisionConfig : Section {
   PrecisionConfig() : Section("precision") {}
-  Choice<DType> param_dtype{this, "param_dtype", DType::bf16, "of the weights in products, and of activations",
+  Choice<DType> param_dtype{this, "param_dtype", DType::bf16, "of the weights in products, and of activations; fp16: on the CPU only",
                             half_types()};
   Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "of the gradients that micro-batches add up", wide_types()};
   Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32, "in which gradients travel between ranks (bf16 where grad_dtype is)",
@@ -49,6 +49,7 @@ struct PrecisionConfig : Section {
 };
 
 LossScaling loss_scaling(const PrecisionConfig& precision);  // with auto decided
+float first_loss_scale(const PrecisionConfig& precision);    // 1 without loss scaling
 
 enum class Fp8Preset { none, smp, te };
 enum class Fp8Recipe { delayed, current };

@@ -1,5 +1,6 @@
 // What must hold between options. Each message names the options, their values and what to change.
 #include <algorithm>
+#include <limits>
 
 #include "config/config.h"
 #include "config/schedule.h"
@@ -58,6 +59,8 @@ class Check {
 
   void precision() {
     const PrecisionConfig& p = c_.precision;
+    if (const float scale = first_loss_scale(p); !(scale > 0 && scale <= std::numeric_limits<float>::max()))
+      refuse("precision.loss_scale (", p.loss_scale, ") does not fit into fp32; give a number between 1 and 2^24");
     if (p.param_dtype == DType::f64) return;
     for (const Choice<DType>* type :
          {&p.grad_dtype, &p.reduce_dtype, &p.buffer_dtype, &p.master_dtype, &p.moment_dtype})
@@ -146,6 +149,10 @@ int64_t micro_steps(const RunConfig& config, int64_t ranks) {
 LossScaling loss_scaling(const PrecisionConfig& precision) {
   if (precision.loss_scaling != LossScaling::automatic) return precision.loss_scaling;
   return precision.param_dtype == DType::f16 ? LossScaling::dynamic : LossScaling::none;
+}
+
+float first_loss_scale(const PrecisionConfig& precision) {
+  return loss_scaling(precision) == LossScaling::none ? 1.f : float(precision.loss_scale);
 }
 
 }  // namespace octet

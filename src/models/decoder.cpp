@@ -49,7 +49,7 @@ void Decoder::materialise(Stream& s, Arena& memory) {
   s.synchronize();  // the host vectors end here
 }
 
-void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double factor) {
+void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFactor factor) {
   CHECK(c.pass == Pass::train, "train() is the training pass");
   const int64_t N = batch.tokens.numel();
   c.saved.reset();
@@ -58,6 +58,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, double fa
   if (sums_) fill_zero(c.stream, sums_);
   c.routers.sums = sums_;
   const Tensor x = forward(c, embed(c, batch));
+  c.routers.loss_scale = factor.scale;
   if (sums_) judge_routers(c, N);
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);

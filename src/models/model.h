@@ -40,7 +40,7 @@ class Decoder {
   void materialise(Stream&, Arena& memory);   // the rotary table; after the parameters
 
   // Forward and backward: loss += sum over valid targets, gradients += factor * theirs.
-  void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, double factor);
+  void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, LossFactor factor);
   void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
   void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
   // (L,E) f64: tokens that chose each expert, all ranks together, added up until somebody zeroes it; none without experts.

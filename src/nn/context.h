@@ -21,6 +21,7 @@ struct Routers {
   Tensor sums{};               // (L,3,E) f64: of this micro-batch; none: routers are not judged
   Tensor total{};              // (3,E) f64: of all layers and ranks, from forward to backward
   double balance = 0, z = 0;   // factors of the losses' gradients
+  const float* loss_scale = nullptr;  // a factor on both, or none
   Tensor losses{};             // (2) f64 +=: balancing loss and z-loss, for whoever reports them
   double share = 1;            // of this micro-batch in the step
   uint64_t seed = 0;           // of the jitter: another for each micro-batch and rank

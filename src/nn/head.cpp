@@ -2,7 +2,7 @@
 
 namespace octet::BACKEND {
 
-void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets, double factor) {
+void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets, LossFactor factor) {
   const Arena::Scope scope(c.scratch);
   const int64_t N = x.rows(), V = w_.shape[0];
   const Operand w = c.params.value(w_);

@@ -32,7 +32,8 @@ class LossHead {
   };
   LossHead(Param w, const Options& options) : w_(w), options_(options) {}
   // loss += sum of the rows' losses; d (N,C) = factor * its gradient, dW += likewise. d may be x.
-  void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/, double factor);
+  void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/,
+             LossFactor factor);
   void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);
   using Sink = std::function<void(int64_t first_row, Tensor logits /*(rows,V)*/)>;
   void logits(Context&, Tensor x /*(N,C)*/, const Sink&);  // chunk by chunk, each gone when the next is made

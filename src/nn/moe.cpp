@@ -122,7 +122,8 @@ void Moe::route_backward(Context& c, Tensor dx, Tensor dweight) {
                                 .dweight = dweight,
                                 .count = count,
                                 .balance = c.routers.balance,
-                                .z = c.routers.z});
+                                .z = c.routers.z,
+                                .loss_scale = c.routers.loss_scale});
   gemm(c.stream, {.d = c.params.grad(router_),
                   .a = d.by_rows(Precision::plain),
                   .b = Operand{.plain = x_}.by_rows(Precision::plain),

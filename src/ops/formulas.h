@@ -98,14 +98,25 @@ template <class R> constexpr void adamw_element(R& w, R& m, R& v, R grad, const 
   w -= a.lr * (m * a.correction1 / (std::sqrt(v * a.correction2) + a.eps) + a.decay * w);
 }
 
-// Norm, clipping factor and the decision to skip, from the sums of the step (ops.h: StepState).
-template <class State> constexpr void finish_step(State& s, double max_norm) {
-  const double norm = std::sqrt(s.squares);
+// Norm, clipping factor, the decision to skip and the next loss scale, from the sums of the step (ops.h: StepState).
+template <class State> constexpr void next_loss_scale(State& s, int64_t growth_every) {
+  constexpr float kSmallest = 1, kLargest = 0x1p24f;
+  if (s.skip) {
+    s.good_steps = 0;
+    if (s.loss_scale > kSmallest) s.loss_scale = s.loss_scale / 2 > kSmallest ? s.loss_scale / 2 : kSmallest;
+  } else if (int64_t(++s.good_steps) >= growth_every) {
+    s.good_steps = 0;
+    if (s.loss_scale < kLargest) s.loss_scale = s.loss_scale * 2 < kLargest ? s.loss_scale * 2 : kLargest;
+  }
+}
+template <class State> constexpr void finish_step(State& s, double max_norm, int64_t growth_every) {
+  const double scale = s.loss_scale, norm = std::sqrt(s.squares) / scale;
   const bool finite = std::isfinite(s.loss) && norm <= double(kLargestFloat);  // false for NaN too
   s.norm = float(norm);
-  s.clip = finite && max_norm > 0 && norm > max_norm ? float(max_norm / norm) : 1.f;
+  s.clip = finite && max_norm > 0 && norm > max_norm ? float(max_norm / norm / scale) : float(1 / scale);
   s.skip = !finite || s.nonfinite_casts > 0;
   ++(s.skip ? s.skipped : s.updates);
+  if (growth_every > 0) next_loss_scale(s, growth_every);
 }
 
 }  // namespace octet

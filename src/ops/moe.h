@@ -36,6 +36,7 @@ struct MoeRouteBackward {
   MoeRoute route;
   Tensor dweight /*(N,K) wide*/, count /*(E) f64, or none*/;
   double balance = 0, z = 0;
+  const float* loss_scale = nullptr;  // a factor on both, or none: ops.h, LossFactor
 };
 void moe_route_backward(Stream&, const MoeRouteBackward&);
 

@@ -102,8 +102,16 @@ void gemm(Stream&, const GemmArgs&);
 // ---- loss.  losses_n = logsumexp(logits_n) - logits_n[target_n], 0 where target_n < 0. Columns >= vocabulary are padding
 // and take no part. With Backward::yes, logits become factor * (softmax - onehot), 0 in ignored rows and padding.
 enum class Backward : bool { no, yes };
+// Factor of a loss in the gradients: the host's, times the loss scale where there is one. That lies in device memory, as a
+// step changes it without the host's knowing.
+struct LossFactor {
+  double value = 0;
+  const float* scale = nullptr;
+  LossFactor() = default;
+  LossFactor(double v, const float* s = nullptr) : value(v), scale(s) {}
+};
 void cross_entropy(Stream&, Tensor losses /*(N) wide*/, Tensor logits /*(N,V)*/, Tensor targets /*(N) i32*/,
-                   int64_t vocabulary, double factor, Backward);
+                   int64_t vocabulary, LossFactor, Backward);
 
 // ---- sums, in a fixed order
 void sum(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*(N) wide*/);
@@ -122,15 +130,20 @@ void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint
 // ---- the optimizer step. One record in device memory; a copy of it comes home with the log, a step late.
 struct StepState {
   double loss = 0;             // summed over the valid targets of the global batch; the log divides it by their number
-  double squares = 0;          // of the gradients
+  double squares = 0;          // of the gradients, times the loss scale's square
   double aux = 0, z = 0;       // of a model with experts: balancing loss and z-loss, without coefficients; no part of `loss`
-  float norm = 0, clip = 1;    // global norm before clipping; factor on every gradient
+  float norm = 0, clip = 1;    // global norm before clipping; factor on every gradient, which takes off the loss scale too
   uint32_t skip = 0;           // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN
   uint32_t nonfinite_casts = 0;  // written by update_scales
   uint32_t updates = 0, skipped = 0;  // since the start of the run
+  float loss_scale = 1;        // of the gradients under way; finish_gradients decides the next step's
+  uint32_t good_steps = 0;     // since a dynamic loss scale last changed
 };
-void finish_gradients(Stream&, Tensor state /*(1 record, bytes)*/, double max_norm /*0: no clipping*/);
-// norm = sqrt(squares), clip, skip; then ++updates or ++skipped
+// norm = sqrt(squares) / loss_scale, clip, skip; then ++updates or ++skipped. growth_every > 0, a dynamic loss scale: a step
+// that is skipped halves it, to 1 at least; `growth_every` good steps in a row double it, to 2^24 at most.
+//                                                          Micikevicius et al. 2017, arXiv:1710.03740
+void finish_gradients(Stream&, Tensor state /*(1 record, bytes)*/, double max_norm /*0: no clipping*/,
+                      int64_t growth_every = 0);
 
 // AdamW, decoupled decay: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
 //   w -= lr * (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w),  g = clip * grad,  t = state.updates

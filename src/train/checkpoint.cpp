@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -176,9 +177,26 @@ json read_state(const fs::path& folder) {
   return state;
 }
 
+bool has_dynamic_loss_scale(const Session& s) { return loss_scaling(s.config.precision) == LossScaling::dynamic; }
+
+// A dynamic loss scale goes on where it stood; a static one is the config's.
+void read_loss_scale(const Session& s, const json& state, const std::string& where, StepState& counters) {
+  counters.loss_scale = first_loss_scale(s.config.precision);
+  if (!has_dynamic_loss_scale(s) || !state.contains("loss_scale")) return;
+  const json &scale = state["loss_scale"], good = state.value("good_steps", json());
+  if (!scale.is_number() || !(scale.get<float>() > 0) || !std::isfinite(scale.get<float>()) || !good.is_number_unsigned())
+    bad_input(where, ": 'loss_scale' is no positive number, or 'good_steps' no whole one; the checkpoint is damaged");
+  counters.loss_scale = scale.get<float>();
+  counters.good_steps = good.get<uint32_t>();
+}
+
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
-  const json state{{"format", kFormat}, {"step", r.step}, {"samples", r.samples}, {"updates", r.counters.updates}, {"skipped", r.counters.skipped},
+  json state{{"format", kFormat}, {"step", r.step}, {"samples", r.samples}, {"updates", r.counters.updates}, {"skipped", r.counters.skipped},
                    {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)}, {"ranks", s.host.size()}, {"fallbacks", r.fallbacks}, {"config", resolved(s.config)}};
+  if (has_dynamic_loss_scale(s)) {
+    state["loss_scale"] = r.counters.loss_scale;
+    state["good_steps"] = r.counters.good_steps;
+  }
   write_file(folder / "state.json", state.dump(2) + "\n");
   json model = write_model_config(s.config.model, 5);
   model["dtype"] = s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32";
@@ -245,6 +263,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   RunState r{.step = number("step"), .samples = number("samples")};
   r.counters.updates = uint32_t(number("updates"));
   r.counters.skipped = uint32_t(number("skipped"));
+  read_loss_scale(s, state, (folder / "state.json").string(), r.counters);
   const auto fingerprint = [&](const char* key) {
     const json text = state.value(key, json("0"));
     return whole_number(text.is_string() ? text.get<std::string>() : text.dump(), concat((folder / "state.json").string(), ": '", key, "'"));

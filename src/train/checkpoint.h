@@ -4,7 +4,7 @@
 //   config.json            the model as transformers describes it
 //   optimizer.safetensors  NAME.m and NAME.v, moments
 //   fp8.safetensors        scales and histories by name, where there are any; fp8.rank-N.safetensors where ranks have their own
-//   state.json             step, samples, counters, resolved config, fingerprints of data and tokenizer, layers that left FP8
+//   state.json             step, samples, counters, dynamic loss scale, resolved config, fingerprints of data and tokenizer, layers that left FP8
 //   plans.jsonl            which product plans timing chose: the same bits after a resume
 //   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
 // A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed. Ranks

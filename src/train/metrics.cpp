@@ -100,11 +100,13 @@ void Metrics::step(const StepReport& r) {
   const double rate = double(tokens_) / r.seconds / double(ranks_);
   seconds_ += r.seconds;
   trained_ += double(tokens_);
+  const bool scales_loss = loss_scaling(config_.precision) != LossScaling::none;  // logged: the next step's
   const double mfu = peak_ > 0 ? flops_ / r.seconds / peak_ : 0;
   if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
     std::string line = print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step), static_cast<long long>(last_),
                              r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
     if (config_.model.num_experts) line += print("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
+    if (scales_loss) line += print("  loss scale %.8g", double(r.state.loss_scale));
     if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
     line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
     if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
@@ -114,6 +116,7 @@ void Metrics::step(const StepReport& r) {
   json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
               {"seconds", r.seconds}, {"skipped", r.state.skipped}};
   if (config_.model.num_experts) add_experts(record, r);
+  if (scales_loss) record["loss_scale"] = r.state.loss_scale;
   if (peak_ > 0) record["mfu"] = mfu;
   if (r.health.step) record["fp8"] = r.health.to_json();
   append(record.dump());

@@ -28,8 +28,8 @@ Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, co
   Arena& persistent = session.arenas[Memory::weights];
   state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});
   partial_ = persistent.alloc(DType::f64, {partial_sums(session.device.target())});
-  fill_zero(session.stream, state_);
   for (auto& f : flights_) f = std::make_unique<InFlight>(session.device, session.model.expert_load());
+  restore(0, 0, {.loss_scale = first_loss_scale(config.precision)});
 }
 Trainer::~Trainer() = default;
 
@@ -47,13 +47,16 @@ void Trainer::step(const Samples& samples) {
   const int64_t first = samples_ + s.host.rank() * micro_steps * M;   // this rank's share is contiguous
   const double valid = double(std::max<int64_t>(1, samples.valid_targets(samples_, G)));
   const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1), squares = record(offsetof(StepState, squares), DType::f64, 1);
+  const LossScaling scaling = loss_scaling(config.precision);
+  const Tensor scale = scaling == LossScaling::none ? Tensor{} : record(offsetof(StepState, loss_scale), DType::f32, 1);
+  const LossFactor factor{1 / valid, scale ? scale.ptr<float>() : nullptr};
   InFlight& flight = *flights_[size_t(step_ % 2)];
   flight.begin.record(s.stream);
   flight.health = {};
   const bool examines = config.log.fp8_every && (step_ + 1) % config.log.fp8_every == 0;
 
   s.params.zero_gradients(s.stream);
-  fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay
+  fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay, and the loss scale
   const Tensor load = s.model.expert_load();
   if (load) fill_zero(s.stream, load);
   for (int64_t m = 0; m < micro_steps; ++m) {
@@ -64,7 +67,7 @@ void Trainer::step(const Samples& samples) {
     c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
     c.routers.seed = random_bits(uint64_t(*config.training.seed), uint64_t(step_), uint64_t(m * s.host.size() + s.host.rank()));
-    s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, 1 / valid);
+    s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, factor);
     if (m == 0 && examines) examine(s.scaling, flight.health);         // scales are oldest here; before they move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
   }
@@ -75,7 +78,8 @@ void Trainer::step(const Samples& samples) {
   if (config.fp8.enabled && s.amax_group() != s.world.get())           // ranks that do not share maxima skip together all the same
     s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
   s.shard->all_reduce(s.stream, squares, Reduce::sum);                 // replicas hold the same slices
-  finish_gradients(s.stream, state_, config.optimizer.clip);
+  finish_gradients(s.stream, state_, config.optimizer.clip,
+                   scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
 
   flight.lr = learning_rate(config.schedule, step_, total_steps(config), tokens_per_step(config));
   update(flight.lr);

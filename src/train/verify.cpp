@@ -31,7 +31,7 @@ class Report {
  public:
   Report(Host& host, bool bf16) : host_(host), bf16_(bf16) {}
   enum class Limit { absolute, relative, metric };
-  // fp32 has one tolerance, bf16 another.
+  // fp32 has one tolerance, bf16 (and fp16) another.
   void line(const std::string& what, Comparison c, std::pair<Limit, double> fp32, std::pair<Limit, double> bf16) {
     std::vector<Comparison> all(size_t(host_.size()));
     host_.all_gather(all.data(), &c, sizeof c);
@@ -74,6 +74,8 @@ class Extra {
  public:
   Tensor tensor;
 };
+
+bool is_half(const RunConfig& config) { return size_of(config.precision.param_dtype) == 2; }  // bf16, fp16
 
 // The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the reference's choice of experts.
 class RouterCheck {
@@ -132,7 +134,7 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   const auto want = expected.read_all<double>("logits");
   Comparison logits;
   const bool experts = config.model.num_experts > 0;
-  RouterCheck routers(s, expected, batch.batch * batch.seq_len, config.precision.param_dtype == DType::bf16);
+  RouterCheck routers(s, expected, batch.batch * batch.seq_len, is_half(config));
   Context e = s.context(Pass::evaluate);
   if (experts) e.routers = routers.observed();
   s.model.logits(e, s.upload(batch), [&](int64_t first, Tensor rows) {
@@ -170,7 +172,7 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
 
 // Part of the gradient of query_key_value's bias is zero but for rounding, which AdamW turns into steps of full length.
 bool is_noise(const std::string& name, const RunConfig& config) {
-  return name.ends_with(".query_key_value.bias") && (config.model.parallel_residual || config.precision.param_dtype == DType::bf16);
+  return name.ends_with(".query_key_value.bias") && (config.model.parallel_residual || is_half(config));
 }
 
 // By transformers' names: a Mixtral layer's experts are two tensors there.
@@ -241,9 +243,9 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
 }  // namespace
 
 std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner, const VerifyRequest& request) {
-  Report report(host, config.precision.param_dtype == DType::bf16);
+  Report report(host, is_half(config));
   if (!request.expected.empty()) check_expected(config, host, planner, request, report);
-  const bool wanders = config.model.num_experts > 0 && config.precision.param_dtype == DType::bf16;  // tokens, to other experts
+  const bool wanders = config.model.num_experts > 0 && is_half(config);  // tokens, to other experts
   if (!request.trajectory.empty() && !wanders) check_trajectory(config, host, planner, request, report);
   return report.lines;
 }

@@ -49,6 +49,10 @@ TEST(ConfigErrors, MissingKeys) {
 TEST(ConfigErrors, OptionsThatContradict) {
   expect_refused(octet_says({"train", kTiny, "training.seq_len=512"}), {"training.seq_len", "256"});
   expect_refused(octet_says({"train", kTiny, "--ranks", "3"}), {"global_batch_size", "3 ranks"});
+  expect_refused(octet_says({"train", kTiny, "precision.loss_scaling=static", "precision.loss_scale=1e300"}),
+                 {"precision.loss_scale", "1e+300"});
+  expect_refused(octet_says({"plan", kTiny, "--target", "h100", "precision.param_dtype=fp16"}),
+                 {"precision.param_dtype=fp16", "CPU engine only", "use bf16"});
   expect_refused(octet_says({"train", kTiny, "--json"}), {"--json goes with --dry-run"});
 }
 

@@ -34,6 +34,19 @@ TEST(Train, RanksAsThreads) {
   expect_done(tiny.train({"--ranks", "2", "parallel.zero_stage=3"}), {"2 ranks", "step 10/10"});
 }
 
+TEST(Train, Fp16ShowsItsLossScale) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"precision.param_dtype=fp16", "precision.loss_scale=128",
+                          "precision.loss_scale_growth_every=4", "checkpoint.every=0"}),
+              {"step 10/10", "loss scale 512"});
+  std::istringstream lines(read_file(tiny.path("metrics.jsonl")));
+  std::vector<double> scales;
+  for (std::string line; std::getline(lines, line);)
+    if (const json record = json::parse(line); record.contains("loss_scale")) scales.push_back(record["loss_scale"]);
+  EXPECT_EQ(scales, (std::vector<double>{128, 128, 128, 256, 256, 256, 256, 512, 512, 512}));
+  EXPECT_LT(tiny.losses().back(), tiny.losses().front());
+}
+
 TEST(Train, AHalfWrittenCheckpointIsNotResumed) {
   const TinyRun tiny;
   expect_done(tiny.train());

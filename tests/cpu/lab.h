@@ -31,7 +31,7 @@ class Lab {
   Tensor normal(DType t, Shape shape, double std = 1, double mean = 0) {
     Tensor y = empty(t, shape);
     const uint64_t stream = draws_++;
-    visit<double, float, bf16>(t, [&]<class T>() {
+    visit<double, float, bf16, f16>(t, [&]<class T>() {
       for (int64_t i = 0; i < y.numel(); ++i)
         y.ptr<T>()[i] = T(float(bf16(float(mean + std * octet::normal(1, stream, uint64_t(i))))));
     });

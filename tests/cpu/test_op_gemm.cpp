@@ -45,7 +45,7 @@ Factor factor(Lab& lab, DType t, int64_t rows, int64_t K, bool transposed) {
 
 TEST(OpGemm, EveryLayoutAndType) {
   const Threads one(1);  // many small calls
-  for (const DType in : {DType::f64, DType::f32, DType::bf16})
+  for (const DType in : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const DType out : {in, wide(in)})
       for (const bool ta : {false, true})
         for (const bool tb : {false, true})
@@ -58,7 +58,7 @@ TEST(OpGemm, EveryLayoutAndType) {
 
 TEST(OpGemm, BiasResidualAndAccumulation) {
   const Threads one(1);  // many small calls
-  for (const DType in : {DType::f64, DType::f32, DType::bf16})
+  for (const DType in : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const DType out : {in, wide(in)})
       for (int which = 0; which < 8; ++which) {
         Lab lab;

@@ -157,9 +157,9 @@ TEST(OpOptimizer, AnyNumberOfThreadsGivesTheSameBits) {
   EXPECT_TRUE(same_bits(a.master, b.master) && same_bits(a.m, b.m) && same_bits(a.v, b.v));
 }
 
-StepState finished(StepState s, double max_norm) {
+StepState finished(StepState s, double max_norm, int64_t growth_every = 0) {
   Lab lab;
-  finish_gradients(lab.stream(), record(s), max_norm);
+  finish_gradients(lab.stream(), record(s), max_norm, growth_every);
   return s;
 }
 TEST(OpOptimizer, GradientsAreClippedByTheirNorm) {
@@ -182,6 +182,33 @@ TEST(OpOptimizer, NonFiniteStepsAreSkippedAndCounted) {
     const StepState end = finished(s, 1);
     EXPECT_TRUE(end.skip == 1 && end.updates == 0 && end.skipped == 1);
   }
+}
+TEST(OpOptimizer, TheLossScaleIsTakenOffTheNormAndTheGradients) {
+  StepState s;
+  s.squares = 16 * 64;  // a norm of 4
+  s.loss_scale = 8;
+  EXPECT_EQ(finished(s, 0).norm, 4);
+  EXPECT_EQ(finished(s, 0).clip, 1. / 8);
+  EXPECT_EQ(finished(s, 1).clip, 0.25 / 8);
+  EXPECT_EQ(finished(s, 1).loss_scale, 8);  // it is fixed
+  EXPECT_EQ(finished(s, 1).good_steps, 0u);
+}
+TEST(OpOptimizer, ADynamicLossScaleHalvesWhereAStepIsSkippedAndGrowsAfterGoodOnes) {
+  StepState s;
+  s.loss_scale = 8;
+  for (int i = 0; i < 7; ++i) s = finished(s, 1, 3);
+  EXPECT_EQ(s.loss_scale, 32);  // doubled after three steps and after six
+  EXPECT_EQ(s.good_steps, 1u);
+  s.squares = INFINITY;
+  s = finished(s, 1, 3);
+  EXPECT_EQ(s.loss_scale, 16);
+  EXPECT_EQ(s.good_steps, 0u);  // the three begin anew
+  EXPECT_TRUE(s.skip == 1 && s.updates == 7 && s.skipped == 1);
+  for (int i = 0; i < 6; ++i) s = finished(s, 1, 3);
+  EXPECT_EQ(s.loss_scale, 1);  // no less
+  s.squares = 0, s.loss_scale = 0x1p23f;
+  for (int i = 0; i < 3; ++i) s = finished(s, 1, 1);
+  EXPECT_EQ(s.loss_scale, 0x1p24f);  // no more
 }
 
 }  // namespace

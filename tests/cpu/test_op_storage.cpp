@@ -1,4 +1,4 @@
-// Any number of threads gives the same bits; f32 and bf16 storage give what f64 gives, to their precision.
+// Any number of threads gives the same bits; f32, bf16 and f16 storage give what f64 gives, to their precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ std::vector<Tensor> run_with(const OpCase& c, Lab& lab, DType t, int threads) {
 
 TEST(OpStorage, AnyNumberOfThreadsGivesTheSameBits) {
   for (const OpCase& c : op_cases())
-    for (const DType t : {DType::f64, DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       Lab alone;
       const auto want = run_with(c, alone, t, 1);
       for (const int threads : {2, 5}) {
@@ -31,7 +31,7 @@ TEST(OpStorage, NarrowTypesGiveWhatF64Gives) {
   for (const OpCase& c : op_cases()) {
     Lab exact;
     const auto want = run_with(c, exact, DType::f64, 2);
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
       Lab lab;
       const auto got = run_with(c, lab, t, 2);
       for (size_t i = 0; i < want.size(); ++i) {

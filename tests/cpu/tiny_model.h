@@ -114,14 +114,19 @@ inline void keep_scales(Bits& bits, const std::string& kind, Stream& stream, con
   keep(bits, kind + ".history", s.rows);
   keep(bits, kind + ".nonfinite", s.nonfinite);
 }
-// All that the next step depends on: also scales and histories.
+// All that the next step depends on: also scales and histories, of a Trainer the loss scale too.
 inline Bits bits_of(Session& s) {
   Bits bits = weight_bits(s.params);
   keep_scales(bits, "activations", s.stream, s.scaling);
   keep_scales(bits, "weights", s.stream, s.params.weight_scales());
   return bits;
 }
-inline Bits bits_of(Trainer& t) { return bits_of(t.session); }
+inline Bits bits_of(Trainer& t) {
+  Bits bits = bits_of(t.session);
+  const StepState state = t.state();
+  keep(bits, "loss_scale", std::vector<float>{state.loss_scale, float(state.good_steps)});
+  return bits;
+}
 
 inline void expect_same(const Bits& a, const Bits& b) {
   ASSERT_EQ(a.size(), b.size());
@@ -145,6 +150,7 @@ inline std::vector<Format> all_formats() {
   const Changes bf16{"precision.param_dtype=bf16"}, fp8{"precision.param_dtype=bf16", "fp8.enabled=true"};
   return {{"fp32", {}},
           {"bf16", bf16},
+          {"fp16", {"precision.param_dtype=fp16", "precision.loss_scale=64", "precision.loss_scale_growth_every=2"}},
           {"bf16_moments", with(bf16, {"precision.master_dtype=bf16", "precision.moment_dtype=bf16"})},
           {"fp8_delayed", with(fp8, {"fp8.amax_history_len=4"})},
           {"fp8_current", with(fp8, {"fp8.recipe=current"})},

@@ -166,12 +166,13 @@ void run_gelu_backward(Runner& r) {
 }
 
 // ---- loss and sums. d: the vocabulary
-void run_cross_entropy(Runner& r) {  // kA: loss alone
+void run_cross_entropy(Runner& r) {  // kA: loss alone, kB: a loss scale
   const int64_t N = r.k.n, V = r.k.c;
   std::vector<int32_t> targets(static_cast<size_t>(N));
   for (size_t i = 0; i < targets.size(); ++i) targets[i] = i % 5 == 3 ? -1 : int32_t(r.below(r.k.d, i));
   const Tensor logits = r.report("logits", r.input({N, V}, 3)), losses = r.output("losses", r.wide(), {N});
-  cross_entropy(r.stream, losses, logits, r.ints(targets), r.k.d, 0.37, r.has(kA) ? Backward::no : Backward::yes);
+  const LossFactor factor{0.37, r.has(kB) ? r.loss_scale() : nullptr};
+  cross_entropy(r.stream, losses, logits, r.ints(targets), r.k.d, factor, r.has(kA) ? Backward::no : Backward::yes);
 }
 Tensor start_total(Runner& r) {
   const double start = 0.75;
@@ -223,7 +224,9 @@ void run_finish_gradients(Runner& r) {  // d: which state
   if (r.k.d == 2) s.squares = NAN;
   if (r.k.d == 3) s.loss = NAN;
   if (r.k.d == 4) s.nonfinite_casts = 3;
-  finish_gradients(r.stream, state_of(r, s, true), r.k.d == 5 ? 0 : 1.5);
+  if (r.k.d >= 6) s.loss_scale = 64, s.good_steps = 2;
+  if (r.k.d == 7) s.squares = INFINITY;
+  finish_gradients(r.stream, state_of(r, s, true), r.k.d == 5 ? 0 : r.k.d == 8 ? 1e-3 : 1.5, r.k.d >= 6 ? 3 : 0);
 }
 
 // ---- scaling: c slots, a history of n; kA most recent, kB te_compat, kC powers of 2, kD no new scale

@@ -42,7 +42,7 @@ inline MoeRoute routed(Runner& r, Tensor logits) {
   return m;
 }
 inline void run_moe_route(Runner& r) { routed(r, r.input(DType::f32, {r.k.n, r.k.c}, 2)); }
-inline void run_moe_route_backward(Runner& r) {  // kB: without a balancing loss
+inline void run_moe_route_backward(Runner& r) {  // kB: without a balancing loss, kC: a loss scale
   const int64_t N = r.k.n, E = r.k.c, K = r.k.d;
   const Tensor logits = r.input(DType::f32, {N, E}, 2), dw = r.input(DType::f32, {N, K}),
                count = r.positive(DType::f64, {E});
@@ -52,7 +52,8 @@ inline void run_moe_route_backward(Runner& r) {  // kB: without a balancing loss
                                 .dweight = dw,
                                 .count = r.has(kB) ? Tensor{} : count,
                                 .balance = 0.3,
-                                .z = 0.1});
+                                .z = 0.1,
+                                .loss_scale = r.has(kC) ? r.loss_scale() : nullptr});
 }
 inline void run_moe_sort(Runner& r) {
   const int64_t N = r.k.n, E = r.k.c, K = r.k.d, R = expert_rows(N, E, K) + 5;

@@ -82,6 +82,10 @@ class Runner {
     for (size_t i = 0; i < v.size(); ++i) v[i] = rounded(t, scale * std::abs(drawn(k.seed, sequence, i)));
     return place(as(t), shape, stored(as(t), v).data());
   }
+  const float* loss_scale() {
+    const float scale = 24;
+    return place(DType::f32, {1}, &scale).ptr<float>();
+  }
   Tensor ints(const std::vector<int32_t>& v) { return place(DType::i32, {int64_t(v.size())}, v.data()); }
   int64_t below(int64_t n, uint64_t i) const { return int64_t(random_bits(k.seed, 99, i) % uint64_t(n)); }
 

@@ -227,7 +227,7 @@ TEST_F(Parity, CrossEntropy) {
              {333, 100, 90},
              {64, 512, 500},
              {4, 1, 1}},
-            {0, kA});
+            {0, kA, kB});
 }
 TEST_F(Parity, Sums) {
   for (int64_t n : {1, 17, 4096, 100003}) {
@@ -244,7 +244,7 @@ TEST_F(Parity, MoeRouting) {
   const std::vector<std::array<int64_t, 3>> shapes{{1, 4, 2},    {77, 8, 2},   {300, 8, 1},
                                                    {1000, 5, 5}, {40, 200, 6}, {3, 1, 1}};
   check_all("moe_route", shapes, {0, kA});
-  check_all("moe_route_backward", shapes, {0, kA, kB});
+  check_all("moe_route_backward", shapes, {0, kA, kB, kC});
   for (const auto& [n, c, d] :
        {std::array<int64_t, 3>{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {9000, 3, 1}, {40, 1000, 6}, {3, 1, 1}})
     for (int variant : {0, kA + 0}) check({.op = "moe_sort", .n = n, .c = c, .d = d, .variant = variant});
@@ -271,7 +271,7 @@ TEST_F(Parity, Adamw) {
   check({.op = "adamw", .n = 3000000, .d = 2, .variant = 0});
 }
 TEST_F(Parity, FinishGradients) {
-  for (int64_t d = 0; d < 6; ++d) check({.op = "finish_gradients", .d = d});
+  for (int64_t d = 0; d < 9; ++d) check({.op = "finish_gradients", .d = d});
 }
 TEST_F(Parity, Scaling) {
   for (int64_t L : {1, 2, 4, 32, 33, 1024})

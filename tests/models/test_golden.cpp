@@ -1,5 +1,5 @@
-// We are Llama-2: logits, loss, every gradient and 20 training steps of transformers, in fp32 and bf16, on one rank and
-// on several under every stage of sharding.
+// We are Llama-2: logits, loss, every gradient and 20 training steps of transformers, in fp32, bf16 and fp16, on one
+// rank and on several under every stage of sharding.
 #include <filesystem>
 
 #include "models/agreement.h"
@@ -26,13 +26,18 @@ void expect_llama(const std::string& model, int ranks, const std::vector<std::st
   expect_agreement(verify_golden(model, values_of(model), ranks, changes), 2 + parameters + 2 * steps + parameters);
 }
 
+// fp16: a loss scale that skips no step.
+std::vector<std::string> stored_as(const char* dtype) {
+  return {concat("precision.param_dtype=", dtype), "precision.loss_scale=128"};
+}
+
 class Golden : public testing::TestWithParam<const char*> {};  // dtype
-INSTANTIATE_TEST_SUITE_P(Llama, Golden, testing::Values("fp32", "bf16"),
+INSTANTIATE_TEST_SUITE_P(Llama, Golden, testing::Values("fp32", "bf16", "fp16"),
                          [](const auto& dtype) { return std::string(dtype.param); });
 
 TEST_P(Golden, EveryLlamaAgrees) {
   EXPECT_GE(all_llamas().size(), 4u);
-  for (const std::string& model : all_llamas()) expect_llama(model, 1, {concat("precision.param_dtype=", GetParam())});
+  for (const std::string& model : all_llamas()) expect_llama(model, 1, stored_as(GetParam()));
 }
 
 TEST_P(Golden, EveryLlamaAgreesOnRanksThatShard) {
@@ -42,7 +47,7 @@ TEST_P(Golden, EveryLlamaAgreesOnRanksThatShard) {
              {3, {"parallel.zero_stage=2", "training.micro_batch_size=2"}},
              {4, {"parallel.zero_stage=3", "memory.recompute_blocks=1"}},
              {4, {"parallel.zero_stage=3", "parallel.shard_degree=2", "training.micro_batch_size=1"}}}) {
-      std::vector<std::string> changes{concat("precision.param_dtype=", GetParam())};
+      std::vector<std::string> changes = stored_as(GetParam());
       changes.insert(changes.end(), more.begin(), more.end());
       expect_llama(model, ranks, changes);
     }

@@ -19,7 +19,7 @@ class Widened {  // a factor in R, laid out as it is stored; its own memory only
     const int64_t n = f.t.numel();
     own_ = buffer<R>(n);
     data_ = own_.get();
-    visit<double, float, bf16, e4m3, e5m2>(f.t.dtype, [&]<class T>() {
+    visit<double, float, bf16, f16, e4m3, e5m2>(f.t.dtype, [&]<class T>() {
       const T* in = f.t.ptr<T>();
       R* out = own_.get();
       constexpr int64_t kBlock = 1 << 14;

@@ -3,10 +3,11 @@
 
 namespace octet::BACKEND {
 
-void cross_entropy(Stream&, Tensor losses, Tensor logits, Tensor targets, int64_t vocabulary, double factor,
+void cross_entropy(Stream&, Tensor losses, Tensor logits, Tensor targets, int64_t vocabulary, LossFactor f,
                    Backward backward) {
   const int64_t N = logits.rows(), V = logits.cols();
   CHECK(losses.numel() == N && targets.numel() == N && vocabulary <= V, logits.shape, ", targets ", targets.shape);
+  const double factor = f.scale ? f.value * double(*f.scale) : f.value;
   const int32_t* target = targets.ptr<int32_t>();
   for (int64_t n = 0; n < N; ++n) CHECK(target[n] < vocabulary, "target ", target[n], " of ", vocabulary);
   visit_plain(logits.dtype, [&]<class T>() {

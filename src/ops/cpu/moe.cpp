@@ -55,6 +55,7 @@ void moe_route_backward(Stream&, const MoeRouteBackward& g) {
   const int64_t N = g.dlogits.rows(), E = g.dlogits.cols(), K = m.expert.cols();
   CHECK(m.probability.numel() == N * E && g.dweight.numel() == N * K && (!g.count || g.count.numel() == E),
         g.dlogits.shape);
+  const double scale = g.loss_scale ? double(*g.loss_scale) : 1., balance = g.balance * scale, z = g.z * scale;
   const int32_t* expert = m.expert.ptr<int32_t>();
   const double* count = g.count ? g.count.ptr<double>() : nullptr;
   visit_plain(g.dlogits.dtype, [&]<class T>() {
@@ -68,10 +69,10 @@ void moe_route_backward(Stream&, const MoeRouteBackward& g) {
       for (int64_t n = 0; n < N; ++n) {
         R chosen = 0, mean = 0, dot = 0;
         for (int64_t k = 0; k < K; ++k) chosen += p[n * E + expert[n * K + k]], mean += dw[n * K + k] * w[n * K + k];
-        for (int64_t e = 0; e < E; ++e) dp[e] = count ? R(g.balance * count[e]) : R(0);
+        for (int64_t e = 0; e < E; ++e) dp[e] = count ? R(balance * count[e]) : R(0);
         for (int64_t k = 0; k < K; ++k) dp[expert[n * K + k]] += (dw[n * K + k] - mean) / chosen;
         for (int64_t e = 0; e < E; ++e) dot += p[n * E + e] * dp[e];
-        const R shift = R(2 * g.z) * lse[n] - dot;
+        const R shift = R(2 * z) * lse[n] - dot;
         for (int64_t e = 0; e < E; ++e) out[n * E + e] = T(p[n * E + e] * (dp[e] + shift));
       }
     }

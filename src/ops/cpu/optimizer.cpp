@@ -56,7 +56,9 @@ void update_piece(const AdamwPiece& p, const AdamwSettings& s, const StepState& 
 
 }  // namespace
 
-void finish_gradients(Stream&, Tensor state, double max_norm) { finish_step(step_state(state), max_norm); }
+void finish_gradients(Stream&, Tensor state, double max_norm, int64_t growth_every) {
+  finish_step(step_state(state), max_norm, growth_every);
+}
 
 void adamw(Stream&, std::span<const AdamwPiece> pieces, const AdamwSettings& settings, Tensor state) {
   const StepState& s = step_state(state);

@@ -16,7 +16,7 @@ using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;  // w
 
 template <class F>
 void visit_plain(DType t, F&& f) {  // activations, parameters, their gradients
-  visit<double, float, bf16>(t, f);
+  visit<double, float, bf16, f16>(t, f);
 }
 
 template <class R>

@@ -16,6 +16,7 @@ struct Rows {
   const int32_t* targets;
   int V, vocabulary;
   float factor;
+  const float* scale;  // on it, or none
   bool backward;
 };
 
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) cross_entrop
   block_softmax<T>(m, sum);  // its barrier: every thread has read `hit`
   if (threadIdx.x == 0) a.losses[n] = m + logf(sum) - hit;
   if (!a.backward) return;
-  const float share = a.factor / sum;
+  const float factor = a.scale ? a.factor * *a.scale : a.factor;
+  const float share = factor / sum;
 #pragma unroll 2
   for (int v = threadIdx.x; v < vectors; v += kThreads) {
     float values[8];
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) cross_entrop
     if (v == target / 8) {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        if (v * 8 + j == target) values[j] -= a.factor;
+        if (v * 8 + j == target) values[j] -= factor;
     }
     if (v * 8 + 8 > a.vocabulary) {  // zero even beside a NaN
 #pragma unroll
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) cross_entrop
 
 }  // namespace
 
-void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int64_t vocabulary, double factor,
+void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int64_t vocabulary, LossFactor factor,
                    Backward backward) {
   const Timed timed(s, Kernel::loss);
   const int64_t N = logits.rows(), V = logits.cols();
@@ -143,8 +145,8 @@ void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int6
         targets.shape);
   if (N == 0) return;
   visit<float, bf16>(logits.dtype, [&]<class T>() {
-    const Rows<T> a{losses.ptr<float>(), logits.ptr<T>(), targets.ptr<int32_t>(),   int(V),
-                    int(vocabulary),     float(factor),   backward == Backward::yes};
+    const Rows<T> a{losses.ptr<float>(), logits.ptr<T>(),     targets.ptr<int32_t>(), int(V),
+                    int(vocabulary),     float(factor.value), factor.scale,           backward == Backward::yes};
     const size_t bytes = size_t(V) * sizeof(T);
     const int cc = s.target().compute_capability;
     const size_t room = cc >= 90 ? kKept : cc == 80 ? 78 << 10 : 46 << 10;

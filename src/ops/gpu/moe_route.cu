@@ -48,12 +48,14 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) route_backward_kernel(T* dlogits, const Route m, const float* dweight,
-                                                                  const double* count, double balance, double z) {
+__global__ void __launch_bounds__(kThreads)
+    route_backward_kernel(T* dlogits, const Route m, const float* dweight, const double* count, double balance, double z,
+                          const float* loss_scale) {
   const int64_t n = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (n >= m.N) return;
   const float *p = m.probability + n * m.E, *w = m.weight + n * m.K, *dw = dweight + n * m.K;
   const int32_t* expert = m.expert + n * m.K;
+  if (loss_scale) balance *= double(*loss_scale), z *= double(*loss_scale);
   float chosen = 0, mean = 0, dot = 0;
   for (int k = 0; k < m.K; ++k) chosen += p[expert[k]], mean += dw[k] * w[k];
   const auto dp = [&](int e) {
@@ -144,7 +146,7 @@ void moe_route_backward(Stream& s, const MoeRouteBackward& g) {
   const double* count = g.count ? g.count.ptr<double>() : nullptr;
   visit<float, bf16>(g.dlogits.dtype, [&]<class T>() {
     route_backward_kernel<<<blocks_for(N, kThreads), kThreads, 0, raw(s)>>>(
-        g.dlogits.ptr<T>(), route_of(g.route), g.dweight.ptr<float>(), count, g.balance, g.z);
+        g.dlogits.ptr<T>(), route_of(g.route), g.dweight.ptr<float>(), count, g.balance, g.z, g.loss_scale);
   });
   CUDA_CHECK(cudaGetLastError());
 }

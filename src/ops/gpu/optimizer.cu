@@ -141,7 +141,9 @@ __global__ void __launch_bounds__(kThreads, 3) adamw_kernel(const __grid_constan
   }
 }
 
-__global__ void finish_kernel(StepState* state, double max_norm) { finish_step(*state, max_norm); }
+__global__ void finish_kernel(StepState* state, double max_norm, int64_t growth_every) {
+  finish_step(*state, max_norm, growth_every);
+}
 
 StepState* step_state(Tensor state) {
   CHECK(state.bytes() >= sizeof(StepState), "a step's state of ", state.bytes(), " bytes");
@@ -187,9 +189,9 @@ void launch(Stream& s, const AdamwPiece& types, const Pieces& all) {
 
 }  // namespace
 
-void finish_gradients(Stream& s, Tensor state, double max_norm) {
+void finish_gradients(Stream& s, Tensor state, double max_norm, int64_t growth_every) {
   const Timed timed(s, Kernel::optimizer);
-  finish_kernel<<<1, 1, 0, raw(s)>>>(step_state(state), max_norm);
+  finish_kernel<<<1, 1, 0, raw(s)>>>(step_state(state), max_norm, growth_every);
   CUDA_CHECK(cudaGetLastError());
 }
 

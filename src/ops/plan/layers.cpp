@@ -67,7 +67,7 @@ void gelu_backward(Stream& s, Operand dx, Tensor dy, Tensor x, Gelu) {
   count(s, Kernel::activation, 0, bytes(dx, dy, x));
 }
 
-void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int64_t, double, Backward backward) {
+void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int64_t, LossFactor, Backward backward) {
   count(s, Kernel::loss, 0, bytes(losses, logits, targets) + (backward == Backward::yes ? bytes(logits) : 0));
 }
 

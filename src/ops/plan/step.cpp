@@ -20,7 +20,7 @@ void init_normal(Stream& s, Tensor y, double, double, uint64_t, uint64_t, int64_
   count(s, Kernel::elementwise, 0, bytes(y));
 }
 
-void finish_gradients(Stream& s, Tensor state, double) { count(s, Kernel::optimizer, 0, bytes(state, state)); }
+void finish_gradients(Stream& s, Tensor state, double, int64_t) { count(s, Kernel::optimizer, 0, bytes(state, state)); }
 void adamw(Stream& s, std::span<const AdamwPiece> pieces, const AdamwSettings&, Tensor) {
   double moved = 0;
   for (const AdamwPiece& p : pieces) moved += bytes(p.master, p.master, p.m, p.m, p.v, p.v, p.grad, p.weights);
