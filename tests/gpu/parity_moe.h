@@ -98,7 +98,10 @@ inline void run_moe_losses(Runner& r) {  // d layers
   for (size_t e = 0; e < count.size(); ++e) count[e] = int32_t(r.below(N + 1, e));
   const Tensor sums = r.report("sums", r.positive(DType::f64, {L, 3, E}));
   moe_add_sums(r.stream, sums.part((L - 1) * 3 * E, {3, E}), r.ints(count),
-               {.probability = r.positive(DType::f32, {N, E}), .lse = r.input(DType::f32, {N})});
+               {.expert = r.ints(std::vector<int32_t>(size_t(N), 0)).as(DType::i32, {N, 1}),
+                .weight = r.positive(DType::f32, {N, 1}),
+                .probability = r.positive(DType::f32, {N, E}),
+                .lse = r.input(DType::f32, {N})});
   moe_losses(r.stream, {.losses = r.report("losses", r.positive(DType::f64, {2})),
                         .total = r.output("total", DType::f64, {3, E}),
                         .load = r.report("load", r.positive(DType::f64, {L, E})),
