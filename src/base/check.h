@@ -43,8 +43,8 @@ template <class... Parts>
 }  // namespace octet
 
 // CHECK(condition, message parts...): an invariant of the program. bad_input(...) is for what the user can put right.
-#define CHECK(cond, ...)                                                                          \
-  do {                                                                                            \
-    if (!(cond)) [[unlikely]]                                                                     \
+#define CHECK(cond, ...)                                                                             \
+  do {                                                                                               \
+    if (!(cond)) [[unlikely]]                                                                        \
       ::octet::fail(__FILE__, __LINE__, "CHECK(" #cond ") failed" __VA_OPT__(, ": ", ) __VA_ARGS__); \
   } while (0)

@@ -1,7 +1,7 @@
 #pragma once
-// Storage formats narrower than fp32, rounded as the hardware rounds: to nearest, ties to even; FP8 saturates, NaN is 0x7F.
-// Everything is constexpr, so nvcc takes the same functions into device code (--expt-relaxed-constexpr).
-// FP8: Micikevicius et al. 2022, arXiv:2209.05433.
+// Storage formats narrower than fp32, rounded as the hardware rounds: to nearest, ties to even; FP8 saturates, NaN is
+// 0x7F. Everything is constexpr, so nvcc takes the same functions into device code (--expt-relaxed-constexpr). FP8:
+// Micikevicius et al. 2022, arXiv:2209.05433.
 #include <bit>
 #include <cstdint>
 
@@ -22,14 +22,23 @@ struct f16 {  // IEEE binary16; overflows to infinity
   f16() = default;
   constexpr explicit f16(float f) {
     const uint32_t u = std::bit_cast<uint32_t>(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
-    if (a > 0x7f800000) { bits = 0x7fff; return; }
-    if (a >= 0x477ff000) { bits = uint16_t(sign | 0x7c00); return; }  // 65520 and above round to infinity
+    if (a > 0x7f800000) {
+      bits = 0x7fff;
+      return;
+    }
+    if (a >= 0x477ff000) {
+      bits = uint16_t(sign | 0x7c00);
+      return;
+    }  // 65520 and above round to infinity
     const int e = int(a >> 23);
     int shift = 13;
     uint32_t v = uint32_t(e - 112) << 23 | (a & 0x7fffff);
     if (e < 113) {  // subnormal: the implicit bit becomes a mantissa bit
       shift += 113 - e;
-      if (e == 0 || shift > 25) { bits = uint16_t(sign); return; }
+      if (e == 0 || shift > 25) {
+        bits = uint16_t(sign);
+        return;
+      }
       v = (a & 0x7fffff) | 0x800000;
     }
     v += (1u << (shift - 1)) - 1 + ((v >> shift) & 1);

@@ -1,5 +1,6 @@
 #pragma once
-// What the plan engine finds and the other engines use: the memory of every arena, and the work of a step by kernel class.
+// What the plan engine finds and the other engines use: the memory of every arena, and the work of a step by kernel
+// class.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +13,10 @@ namespace octet {
 // The card a plan is made for, and what the ops size their workspaces by. The cpu engine has cuda == false.
 struct Target {
   bool cuda = false;
-  int compute_capability = 0;   // 90 for Hopper
+  int compute_capability = 0;  // 90 for Hopper
   int multiprocessors = 0;
-  bool cudnn = false;           // attention through cuDNN
-  bool deterministic = true;    // the same bits from run to run; always so on the cpu
+  bool cudnn = false;         // attention through cuDNN
+  bool deterministic = true;  // the same bits from run to run; always so on the cpu
   bool fp8() const { return !cuda || compute_capability >= 89; }
 };
 
@@ -42,16 +43,33 @@ struct MemoryPlan {  // bytes of each arena
 
 // Kernel classes, by which work is counted (plan engine), timed (octet bench --profile) and reported.
 enum class Kernel : uint8_t {
-  gemm_fp8, gemm_bf16, gemm_f32, attention_forward, attention_backward, norm, rope, activation, quantize,
-  embedding, loss, optimizer, elementwise, scaling, copy, all_gather, reduce_scatter, all_reduce,
+  gemm_fp8,
+  gemm_bf16,
+  gemm_f32,
+  attention_forward,
+  attention_backward,
+  norm,
+  rope,
+  activation,
+  quantize,
+  embedding,
+  loss,
+  optimizer,
+  elementwise,
+  scaling,
+  copy,
+  all_gather,
+  reduce_scatter,
+  all_reduce,
   wait,  // of the computing stream for others: communication that is not hidden
   count
 };
 constexpr const char* name_of(Kernel k) {
-  return std::array{"gemm fp8",  "gemm bf16", "gemm fp32", "attention forward", "attention backward", "norm",
-                    "rope",      "activation", "quantize", "embedding",         "loss",               "optimizer",
-                    "elementwise", "scaling",  "copy",     "all-gather",        "reduce-scatter",     "all-reduce",
-                    "waiting"}[size_t(k)];
+  return std::array{"gemm fp8",           "gemm bf16",  "gemm fp32", "attention forward",
+                    "attention backward", "norm",       "rope",      "activation",
+                    "quantize",           "embedding",  "loss",      "optimizer",
+                    "elementwise",        "scaling",    "copy",      "all-gather",
+                    "reduce-scatter",     "all-reduce", "waiting"}[size_t(k)];
 }
 struct Work {
   double flops = 0, bytes = 0, seconds = 0;  // seconds: only where an engine measured

@@ -1,6 +1,6 @@
 #pragma once
-// The whole contract with the hardware: the device, its streams and events, memory, copies, arenas. One implementation per
-// engine: device/cpu.cpp, device/gpu.cu, device/plan.cpp.
+// The whole contract with the hardware: the device, its streams and events, memory, copies, arenas. One implementation
+// per engine: device/cpu.cpp, device/gpu.cu, device/plan.cpp.
 #include <memory>
 
 #include "config/plan.h"
@@ -12,12 +12,12 @@ namespace octet::BACKEND {
 class Device {
  public:
   struct Options {
-    int index = 0;              // which card, by local rank
+    int index = 0;  // which card, by local rank
     bool deterministic = true;
-    bool poison = false;        // fill memory with 0xFF (NaN in every float format) when it is reserved, rewound or reset
-    bool profile = false;       // time every kernel class; costs speed
-    std::string plan_cache;     // file with the product plans that timing chose; empty: none
-    Target target{};            // plan engine only: what to plan for
+    bool poison = false;     // fill memory with 0xFF (NaN in every float format) when it is reserved, rewound or reset
+    bool profile = false;    // time every kernel class; costs speed
+    std::string plan_cache;  // file with the product plans that timing chose; empty: none
+    Target target{};         // plan engine only: what to plan for
   };
   explicit Device(const Options&);
   ~Device();
@@ -25,12 +25,12 @@ class Device {
 
   const Target& target() const { return target_; }
   const Options& options() const { return options_; }
-  std::string name() const;                 // "NVIDIA H200", "CPU, 2 threads"
-  size_t total_bytes() const;               // memory of the device
-  size_t used_bytes() const;                // as the driver reports it: arenas, libraries, context, and others' use
-  WorkLog take_work();                      // since the last call: plan counts, gpu times if profiling; empty otherwise
+  std::string name() const;    // "NVIDIA H200", "CPU, 2 threads"
+  size_t total_bytes() const;  // memory of the device
+  size_t used_bytes() const;   // as the driver reports it: arenas, libraries, context, and others' use
+  WorkLog take_work();         // since the last call: plan counts, gpu times if profiling; empty otherwise
   struct Impl;
-  Impl& impl() { return *impl_; }           // engine-private: handles and caches
+  Impl& impl() { return *impl_; }  // engine-private: handles and caches
 
  private:
   Options options_;
@@ -66,18 +66,18 @@ class Event {  // a point in a stream
   ~Event();
   Event(const Event&) = delete;
   void record(Stream&);
-  void wait(Stream&) const;                       // work given to the stream from now on waits for this point. If
-                                                  // profiling, a normal stream's waiting counts as Kernel::wait
-  void synchronize() const;                       // the host waits for it
-  double seconds_since(const Event& start) const; // both must have happened
+  void wait(Stream&) const;                        // work given to the stream from now on waits for this point. If
+                                                   // profiling, a normal stream's waiting counts as Kernel::wait
+  void synchronize() const;                        // the host waits for it
+  double seconds_since(const Event& start) const;  // both must have happened
 
  private:
   void* native_ = nullptr;
 };
 
-void* device_alloc(Device&, size_t bytes);        // SystemError with sizes if there is not enough
+void* device_alloc(Device&, size_t bytes);  // SystemError with sizes if there is not enough
 void device_free(Device&, void*) noexcept;
-void* pinned_alloc(size_t bytes);                 // host memory that asynchronous copies may use
+void* pinned_alloc(size_t bytes);  // host memory that asynchronous copies may use
 void pinned_free(void*) noexcept;
 void copy_to_device(Stream&, void* dst, const void* src, size_t bytes);  // src must live until the stream gets there
 void copy_to_host(Stream&, void* dst, const void* src, size_t bytes);    // likewise dst; pinned for true asynchrony
@@ -92,14 +92,14 @@ class Arena {
   ~Arena();
   Arena(const Arena&) = delete;
 
-  Tensor alloc(DType, Shape);     // throws if the plan did not foresee it
+  Tensor alloc(DType, Shape);  // throws if the plan did not foresee it
   size_t mark() const { return used_; }
-  void rewind(size_t mark);       // gives back everything allocated since mark()
+  void rewind(size_t mark);  // gives back everything allocated since mark()
   void reset() { rewind(0); }
   size_t peak() const { return peak_; }
   size_t capacity() const { return capacity_; }
 
-  class Scope {                   // rewinds at its end
+  class Scope {  // rewinds at its end
    public:
     explicit Scope(Arena& a) : arena_(a), mark_(a.mark()) {}
     ~Scope() { arena_.rewind(mark_); }

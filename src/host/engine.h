@@ -10,8 +10,8 @@
 namespace octet {
 
 struct PlanResult {
-  MemoryPlan memory;               // of every arena, on each rank
-  WorkLog work;                    // of a warm step on one rank
+  MemoryPlan memory;  // of every arena, on each rank
+  WorkLog work;       // of a warm step on one rank
   std::vector<ProductShape> products;
   int64_t parameters = 0;
   std::vector<std::pair<std::string, Shape>> shapes;  // of each parameter, its vocabulary padded
@@ -20,9 +20,9 @@ struct PlanResult {
 
 struct TrainResult {
   enum class End { finished, stopped, signalled } end = End::finished;
-  int64_t step = 0;                // steps done
+  int64_t step = 0;  // steps done
   double first_loss = 0, loss = 0, validation_loss = 0;
-  std::string checkpoint;          // the last one written
+  std::string checkpoint;  // the last one written
 };
 
 struct VerifyRequest {
@@ -31,18 +31,18 @@ struct VerifyRequest {
 struct VerifyLine {
   std::string what;
   double absolute = 0, relative = 0, metric = 0, tolerance = 0;  // metric: 1 - 2<x,y>/(|x|^2+|y|^2)
-  std::string measure;             // which of them the tolerance limits
+  std::string measure;                                           // which of them the tolerance limits
   bool ok = true;
 };
 
 struct BenchResult {
   std::string device;
   std::vector<double> step_seconds;
-  int64_t tokens_per_step = 0;     // of one rank
-  size_t peak_bytes = 0;           // of the device, as its driver reports it
+  int64_t tokens_per_step = 0;                // of one rank
+  size_t peak_bytes = 0;                      // of the device, as its driver reports it
   size_t planned_bytes = 0, arena_bytes = 0;  // reserved for arenas; what they held at most
-  WorkLog times;                   // seconds by kernel class, if profiled
-  double loss = 0, norm = 0;       // of the last step: on another engine the same config gives the same
+  WorkLog times;                              // seconds by kernel class, if profiled
+  double loss = 0, norm = 0;                  // of the last step: on another engine the same config gives the same
 };
 struct BenchRequest {
   int64_t steps = 10, warmup = 3;
@@ -54,14 +54,20 @@ using Planner = std::function<PlanResult(const RunConfig&)>;  // for the ranks a
 struct Engine {
   const char* name;
   bool (*available)();
-  Target (*target)();              // of card 0
-  PlanResult (*plan)(const RunConfig&, int ranks, const Target&);   // of the plan engine; null in the others
+  Target (*target)();                                              // of card 0
+  PlanResult (*plan)(const RunConfig&, int ranks, const Target&);  // of the plan engine; null in the others
   TrainResult (*train)(const RunConfig&, Host&, const Planner&);
   std::vector<VerifyLine> (*verify)(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
   BenchResult (*bench)(const RunConfig&, Host&, const Planner&, const BenchRequest&);
 };
-namespace cpu { const Engine& engine(); }
-namespace gpu { const Engine& engine(); }   // cli/without_gpu.cpp where nvcc was not found
-namespace plan { const Engine& engine(); }
+namespace cpu {
+const Engine& engine();
+}
+namespace gpu {
+const Engine& engine();
+}  // namespace gpu
+namespace plan {
+const Engine& engine();
+}
 
 }  // namespace octet

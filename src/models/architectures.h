@@ -12,7 +12,8 @@ std::unique_ptr<Block> neox_block(Builder, const ModelConfig&, int64_t layer, co
 std::unique_ptr<Block> mixtral_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
 
 // Of Llama and Mixtral: grouped heads without biases. name: prefix of q_proj, k_proj, v_proj and o_proj.
-SelfAttention grouped_attention(Builder, const ModelConfig&, int64_t layer, const std::string& name, const Tensor& rope_table);
+SelfAttention grouped_attention(Builder, const ModelConfig&, int64_t layer, const std::string& name,
+                                const Tensor& rope_table);
 
 // Of the projections that write into the residual stream; scaled by depth on request (GPT-2's rule).
 inline double residual_std(const ModelConfig& c) {

@@ -5,14 +5,20 @@
 
 namespace octet::BACKEND {
 namespace {
-// Padded so that products with the vocabulary keep 16-byte rows whatever the tokenizer; padding never leaves the program.
+// Padded so that products with the vocabulary keep 16-byte rows whatever the tokenizer; padding never leaves the
+// program.
 int64_t padded(int64_t vocabulary) { return (vocabulary + 127) / 128 * 128; }
 
-constexpr int64_t kLogits = int64_t{1} << 28;  // at once: each chunk's product reads and writes all of the head's gradient
+constexpr int64_t kLogits =
+    int64_t{1} << 28;  // at once: each chunk's product reads and writes all of the head's gradient
 }  // namespace
 
 Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
-    : config_(c), options_(options), rope_dtype_(wide(b.params.options().plain)), inputs_(size_t(c.num_layers)), marks_(size_t(c.num_layers)) {
+    : config_(c),
+      options_(options),
+      rope_dtype_(wide(b.params.options().plain)),
+      inputs_(size_t(c.num_layers)),
+      marks_(size_t(c.num_layers)) {
   const Architecture& names = architecture(c.arch);
   const Shape table{padded(c.vocab_size), c.hidden_size};
   const Init init{.std = c.initializer_range, .rows = c.vocab_size};
@@ -40,10 +46,12 @@ void Decoder::materialise(Stream& s, Arena& memory) {
       table.push_back(std::sin(angle));
     }
   const std::vector<float> narrow(table.begin(), table.end());
-  copy_to_device(s, rope_table_.data, rope_dtype_ == DType::f64 ? static_cast<const void*>(table.data()) : narrow.data(),
+  copy_to_device(s, rope_table_.data,
+                 rope_dtype_ == DType::f64 ? static_cast<const void*>(table.data()) : narrow.data(),
                  rope_table_.bytes());
   if (const int64_t L = config_.num_layers, E = config_.num_experts; E) {
-    sums_ = memory.alloc(DType::f64, {L, 3, E}), total_ = memory.alloc(DType::f64, {3, E}), load_ = memory.alloc(DType::f64, {L, E});
+    sums_ = memory.alloc(DType::f64, {L, 3, E}), total_ = memory.alloc(DType::f64, {3, E}),
+    load_ = memory.alloc(DType::f64, {L, E});
     fill_zero(s, load_);
   }
   s.synchronize();  // the host vectors end here
@@ -78,14 +86,16 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   c.params.reduce(c.stream, 0, c.batch);
 }
 
-// The shares of tokens are those of all layers and ranks, so that neither splits the loss; each micro-batch has its own.
-// The balancing loss is transformers'; the z-loss is each layer's by itself, added up, but reported as their mean.
+// The shares of tokens are those of all layers and ranks, so that neither splits the loss; each micro-batch has its
+// own. The balancing loss is transformers'; the z-loss is each layer's by itself, added up, but reported as their mean.
 void Decoder::judge_routers(Context& c, int64_t rows) {
   Routers& r = c.routers;
   c.params.sum_over_ranks(c.stream, sums_);
   const double N = double(rows * c.params.ranks()), LN = double(config_.num_layers) * N;
   const double balance = r.share * double(config_.num_experts) / (LN * LN);
-  moe_losses(c.stream, {.losses = r.losses, .total = total_, .load = load_, .sums = sums_, .balance = balance, .z = r.share / LN});
+  moe_losses(
+      c.stream,
+      {.losses = r.losses, .total = total_, .load = load_, .sums = sums_, .balance = balance, .z = r.share / LN});
   r.total = total_;
   r.balance = config_.router_aux_loss_coef * balance;
   r.z = config_.router_z_loss_coef * r.share / N;
@@ -125,7 +135,8 @@ Tensor Decoder::final_norm(Context& c, Tensor x) {
 Tensor Decoder::forward(Context& c, Tensor x) {
   const bool evaluates = c.pass == Pass::evaluate;
   const Use use = evaluates ? Use::evaluate : Use::forward;
-  std::array<Tensor, 2> streams{x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
+  std::array<Tensor, 2> streams{
+      x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     const auto weights = c.params.acquire(c.stream, block_unit(l), use);
     if (l + 1 < config_.num_layers) c.params.prefetch(c.stream, block_unit(l + 1), use);

@@ -39,10 +39,14 @@ class LlamaBlock final : public Block {
 
   static Linear gate_up(Builder b, const ModelConfig& c, int64_t layer, const std::string& name) {
     const Shape shape{c.intermediate_size, c.hidden_size};
-    return {b, {{name + "gate_proj.weight", shape}, {name + "up_proj.weight", shape}}, {.layer = layer, .std = c.initializer_range}};
+    return {b,
+            {{name + "gate_proj.weight", shape}, {name + "up_proj.weight", shape}},
+            {.layer = layer, .std = c.initializer_range}};
   }
   static Linear down(Builder b, const ModelConfig& c, int64_t layer, const std::string& name) {
-    return {b, {{name + "down_proj.weight", {c.hidden_size, c.intermediate_size}}}, {.layer = layer, .std = residual_std(c)}};
+    return {b,
+            {{name + "down_proj.weight", {c.hidden_size, c.intermediate_size}}},
+            {.layer = layer, .std = residual_std(c)}};
   }
 
   Norm attention_norm_;
@@ -53,13 +57,15 @@ class LlamaBlock final : public Block {
 
 }  // namespace
 
-SelfAttention grouped_attention(Builder b, const ModelConfig& c, int64_t layer, const std::string& name, const Tensor& rope_table) {
+SelfAttention grouped_attention(Builder b, const ModelConfig& c, int64_t layer, const std::string& name,
+                                const Tensor& rope_table) {
   const int64_t C = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const AttentionConfig config{.heads = {.H = c.num_heads, .G = c.num_kv_heads, .D = c.head_dim},
                                .channels = C,
                                .window = c.sliding_window,
                                .scale = 1 / std::sqrt(double(c.head_dim))};
-  Linear qkv(b, {{name + "q_proj.weight", {q, C}}, {name + "k_proj.weight", {kv, C}}, {name + "v_proj.weight", {kv, C}}},
+  Linear qkv(b,
+             {{name + "q_proj.weight", {q, C}}, {name + "k_proj.weight", {kv, C}}, {name + "v_proj.weight", {kv, C}}},
              {.layer = layer, .std = c.initializer_range});
   Linear out(b, {{name + "o_proj.weight", {C, q}}}, {.layer = layer, .std = residual_std(c)});
   return {config, std::move(qkv), std::move(out), rope_table};

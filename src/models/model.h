@@ -21,11 +21,11 @@ struct Architecture {
   Norm::Kind norm;
   const char *embedding, *final_norm, *head;  // names of parameters (norm: without .weight)
 };
-const Architecture& architecture(Arch);       // models/registry.cpp
+const Architecture& architecture(Arch);  // models/registry.cpp
 
-struct DeviceBatch {                          // one micro-batch of a rank, on the device
-  Tensor tokens, targets;                     // (B,T) i32; target -100: no loss
-  Tensor order;                               // (N) i32: rows sorted by token, for the embedding's backward
+struct DeviceBatch {       // one micro-batch of a rank, on the device
+  Tensor tokens, targets;  // (B,T) i32; target -100: no loss
+  Tensor order;            // (N) i32: rows sorted by token, for the embedding's backward
 };
 
 struct DecoderOptions {
@@ -37,35 +37,36 @@ struct DecoderOptions {
 class Decoder {
  public:
   Decoder(Builder, const ModelConfig&, const DecoderOptions&);
-  void materialise(Stream&, Arena& memory);   // the rotary table; after the parameters
+  void materialise(Stream&, Arena& memory);  // the rotary table; after the parameters
 
   // Forward and backward: loss += sum over valid targets, gradients += factor * theirs.
   void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, LossFactor factor);
   void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
   void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
-  // (L,E) f64: tokens that chose each expert, all ranks together, added up until somebody zeroes it; none without experts.
+  // (L,E) f64: tokens that chose each expert, all ranks together, added up until somebody zeroes it; none without
+  // experts.
   Tensor expert_load() const { return load_; }
 
  private:
   Tensor embed(Context&, const DeviceBatch&);
-  Tensor forward(Context&, Tensor x /*(N,C)*/);     // through all blocks -> (N,C)
-  void backward(Context&, Tensor d /*(N,C)*/);      // d was allocated before forward(): memory comes back block by block
+  Tensor forward(Context&, Tensor x /*(N,C)*/);  // through all blocks -> (N,C)
+  void backward(Context&, Tensor d /*(N,C)*/);   // d was allocated before forward(): memory comes back block by block
   Tensor final_norm(Context&, Tensor x);
-  void judge_routers(Context&, int64_t rows);       // between forward and backward
+  void judge_routers(Context&, int64_t rows);  // between forward and backward
   int head_unit() const { return int(config_.num_layers) + 1; }
   static int block_unit(int64_t l) { return int(l) + 1; }
 
   ModelConfig config_;
   DecoderOptions options_;
-  DType rope_dtype_;                                // f32 or f64: angles are never narrower
+  DType rope_dtype_;  // f32 or f64: angles are never narrower
   Tensor rope_table_{};
-  Tensor sums_{}, total_{}, load_{};                // (L,3,E), (3,E), (L,E) f64, ops/moe.h; where there are experts
+  Tensor sums_{}, total_{}, load_{};  // (L,3,E), (3,E), (L,E) f64, ops/moe.h; where there are experts
   std::unique_ptr<Embedding> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Norm> norm_;
   std::unique_ptr<LossHead> head_;
-  std::vector<Tensor> inputs_;                      // of each block, (N,C)
-  std::vector<size_t> marks_;                       // of c.saved, where each block began
+  std::vector<Tensor> inputs_;  // of each block, (N,C)
+  std::vector<size_t> marks_;   // of c.saved, where each block began
 };
 
 }  // namespace octet::BACKEND

@@ -15,7 +15,8 @@ void SelfAttention::forward(Context& c, Tensor y, const Operand& x, Tensor resid
   rope_forward(c.stream, qkv_saved_, rope(c));
   {
     const Arena::Scope scope(c.scratch);
-    const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_forward_workspace(c.target(), shape(c), c.plain())});
+    const Tensor workspace =
+        c.scratch.alloc(DType::e4m3, {attention_forward_workspace(c.target(), shape(c), c.plain())});
     attention_forward(c.stream, o_, lse_, qkv_saved_, shape(c), workspace);
   }
   out_.forward(c, y, out_.input(c, o_), residual);
@@ -32,8 +33,10 @@ Tensor SelfAttention::backward(Context& c, Tensor dy) {
   }
   {
     const Arena::Scope inner(c.scratch);
-    const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_backward_workspace(c.target(), shape(c), c.plain())});
-    attention_backward(c.stream, {.dqkv = dqkv, .d_o = d_o, .o = o_, .lse = lse_, .qkv = qkv_saved_, .workspace = workspace},
+    const Tensor workspace =
+        c.scratch.alloc(DType::e4m3, {attention_backward_workspace(c.target(), shape(c), c.plain())});
+    attention_backward(c.stream,
+                       {.dqkv = dqkv, .d_o = d_o, .o = o_, .lse = lse_, .qkv = qkv_saved_, .workspace = workspace},
                        shape(c));
   }
   Operand d = qkv_.output_grad(c, N);

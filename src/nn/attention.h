@@ -16,8 +16,9 @@ class SelfAttention {
   SelfAttention(const AttentionConfig& config, Linear qkv, Linear out, const Tensor& rope_table)
       : config_(config), qkv_(std::move(qkv)), out_(std::move(out)), table_(rope_table) {}
   Operand input(Context& c, int64_t rows) const { return qkv_.input(c, rows); }
-  void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/, Tensor residual);  // y = attention(x) [+ residual]
-  Tensor backward(Context&, Tensor dy /*(N,C)*/);                                           // -> dx (N,C), in scratch
+  void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/,
+               Tensor residual);                   // y = attention(x) [+ residual]
+  Tensor backward(Context&, Tensor dy /*(N,C)*/);  // -> dx (N,C), in scratch
 
  private:
   Rope rope(const Context& c) const { return {.table = table_, .heads = config_.heads, .T = c.T}; }

@@ -18,13 +18,13 @@ enum class Pass : uint8_t { train, recompute, evaluate };
 
 // What the routers of a model with experts share: their losses count all layers together (ops/moe.h).
 struct Routers {
-  Tensor sums{};               // (L,3,E) f64: of this micro-batch; none: routers are not judged
-  Tensor total{};              // (3,E) f64: of all layers and ranks, from forward to backward
-  double balance = 0, z = 0;   // factors of the losses' gradients
+  Tensor sums{};                      // (L,3,E) f64: of this micro-batch; none: routers are not judged
+  Tensor total{};                     // (3,E) f64: of all layers and ranks, from forward to backward
+  double balance = 0, z = 0;          // factors of the losses' gradients
   const float* loss_scale = nullptr;  // a factor on both, or none
-  Tensor losses{};             // (2) f64 +=: balancing loss and z-loss, for whoever reports them
-  double share = 1;            // of this micro-batch in the step
-  uint64_t seed = 0;           // of the jitter: another for each micro-batch and rank
+  Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss, for whoever reports them
+  double share = 1;                   // of this micro-batch in the step
+  uint64_t seed = 0;                  // of the jitter: another for each micro-batch and rank
   // For whoever compares with another program: each layer's logits (N,E) as they are made, and (L,N,E) whose largest
   // decide the experts instead.
   std::function<void(int64_t layer, Tensor)> observe{};
@@ -53,9 +53,9 @@ struct Context {
   // An operand to be filled by its producer; slot < 0: never quantised.
   Operand operand(Placement, Shape, Forms, int slot) const;
 
-  // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to measure:
-  // the scale it casts with is then its own and leaves no trace. A step whose health is asked for runs it once more: what is
-  // zero even with the largest scale was zero before the cast.
+  // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to
+  // measure: the scale it casts with is then its own and leaves no trace. A step whose health is asked for runs it once
+  // more: what is zero even with the largest scale was zero before the cast.
   template <class F>
   void produce(Operand y, F&& kernel) const {
     const bool quantised = y.q || y.q_t;
@@ -70,7 +70,8 @@ struct Context {
       y.slot.scale = scale;
     }
     if (counts) {
-      kernel(Operand{.q = y.q, .q_t = y.q ? Tensor{} : y.q_t, .slot = {scaling.largest_scale(), nullptr, y.slot.format}});
+      kernel(
+          Operand{.q = y.q, .q_t = y.q ? Tensor{} : y.q_t, .slot = {scaling.largest_scale(), nullptr, y.slot.format}});
       count_codes(stream, counts.part(4, {4}), codes);
     }
     kernel(y);

@@ -18,7 +18,8 @@ void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets
                     .a = logits.by_rows(Precision::plain),
                     .b = xn.by_rows(Precision::plain),
                     .accumulate = true});
-    gemm(c.stream, {.d = d.row_range(n, rows), .a = logits.by_cols(Precision::plain), .b = w.by_rows(Precision::plain)});
+    gemm(c.stream,
+         {.d = d.row_range(n, rows), .a = logits.by_cols(Precision::plain), .b = w.by_rows(Precision::plain)});
   }
   sum(c.stream, loss, losses);
 }

@@ -80,7 +80,8 @@ void Linear::backward(Context& c, Tensor dx, const Operand& dy) {
   if (b_.unit < 0) return;
   const Arena::Scope scope(c.scratch);
   CHECK(dy.plain, "a bias gradient needs the plain form");
-  column_sum(c.stream, c.params.grad(b_), dy.plain, c.scratch.alloc(wide(c.plain()), {partial_rows(c.target()), out()}));
+  column_sum(c.stream, c.params.grad(b_), dy.plain,
+             c.scratch.alloc(wide(c.plain()), {partial_rows(c.target()), out()}));
 }
 
 }  // namespace octet::BACKEND

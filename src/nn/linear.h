@@ -1,6 +1,6 @@
 #pragma once
-// Linear: y = x W^T (+ b), and its three products. W may be several parameters, one above the other (q, k, v; gate, up).
-// Dimension key:  N rows   I in   O out
+// Linear: y = x W^T (+ b), and its three products. W may be several parameters, one above the other (q, k, v; gate,
+// up). Dimension key:  N rows   I in   O out
 #include "nn/context.h"
 
 namespace octet::BACKEND {
@@ -8,9 +8,9 @@ namespace octet::BACKEND {
 class Linear {
  public:
   struct Options {
-    int64_t layer = 0;            // of the model, for the recipe
-    double std = 0.02;            // of the initial weights
-    std::string bias{};           // name of the bias parameter, or none
+    int64_t layer = 0;   // of the model, for the recipe
+    double std = 0.02;   // of the initial weights
+    std::string bias{};  // name of the bias parameter, or none
   };
   Linear(Builder, const std::vector<ParameterStore::Part>&, const Options&);
 
@@ -21,7 +21,8 @@ class Linear {
   Operand input(Context&, Tensor x) const;
   Operand output_grad(Context&, Tensor dy) const;
 
-  void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/, Tensor residual = {});  // y = x W^T [+ residual]
+  void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/,
+               Tensor residual = {});                                         // y = x W^T [+ residual]
   void backward(Context&, Tensor dx /*(N,I)*/, const Operand& dy /*(N,O)*/);  // dx = dy W,  dW += dy^T x,  db += sum dy
   int64_t in() const { return w_.shape[1]; }
   int64_t out() const { return w_.shape[0]; }
@@ -33,7 +34,7 @@ class Linear {
   LinearRecipe recipe_;
   Param w_, b_;
   int x_slot_ = -1, dy_slot_ = -1;
-  Operand x_;                     // of the last forward pass
+  Operand x_;  // of the last forward pass
 };
 
 }  // namespace octet::BACKEND

@@ -33,8 +33,15 @@ void Norm::backward(Context& c, Tensor dx, Tensor dy) {
   if (options_.kind == Kind::rms)
     rmsnorm_backward(c.stream, {.dx = dx, .dw = dw, .dy = dy, .x = x_, .w = w, .rstd = rstd_, .partial = partial});
   else
-    layernorm_backward(c.stream, {.dx = dx, .dw = dw, .db = c.params.grad(b_), .dy = dy, .x = x_, .w = w, .mean = mean_,
-                                  .rstd = rstd_, .partial = partial});
+    layernorm_backward(c.stream, {.dx = dx,
+                                  .dw = dw,
+                                  .db = c.params.grad(b_),
+                                  .dy = dy,
+                                  .x = x_,
+                                  .w = w,
+                                  .mean = mean_,
+                                  .rstd = rstd_,
+                                  .partial = partial});
 }
 
 }  // namespace octet::BACKEND

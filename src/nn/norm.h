@@ -1,5 +1,6 @@
 #pragma once
-// Normalisation over the last dimension: RMSNorm, arXiv:1910.07467, or LayerNorm, arXiv:1607.06450.   N rows   C channels
+// Normalisation over the last dimension: RMSNorm, arXiv:1910.07467, or LayerNorm, arXiv:1607.06450.   N rows   C
+// channels
 #include "nn/context.h"
 
 namespace octet::BACKEND {
@@ -12,7 +13,8 @@ class Norm {
     int64_t channels = 0;
     double eps = 1e-5;
   };
-  Norm(Builder b, const std::string& name, const Options& options);  // declares name.weight, and name.bias of a LayerNorm
+  Norm(Builder b, const std::string& name,
+       const Options& options);  // declares name.weight, and name.bias of a LayerNorm
   void forward(Context&, const Operand& y /*(N,C)*/, Tensor x /*(N,C)*/);
   void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // += : a norm always sits beside a residual
 

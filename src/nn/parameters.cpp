@@ -22,7 +22,12 @@ MemoryPlan Arenas::peak() const {
 }
 
 ParameterStore::ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions& options)
-    : shard_(shard), replica_(replica), side_(side), point_(side.device()), options_(options), scales_(options.weight_scaling) {}
+    : shard_(shard),
+      replica_(replica),
+      side_(side),
+      point_(side.device()),
+      options_(options),
+      scales_(options.weight_scaling) {}
 
 int ParameterStore::begin_unit(std::string name, Residence residence) {
   units_.push_back({.name = std::move(name), .residence = residence});
@@ -38,7 +43,8 @@ Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms
   Param p{num_units() - 1, precision, segment.size, parts[0].shape, forms};
   for (const Part& part : parts) {  // row-major with equal rows: standing adjacent is being merged
     if (parts.size() > 1)
-      CHECK(part.shape.rank == 2 && part.shape[1] == p.shape[1], "'", part.name, "' ", part.shape, " merged with ", p.shape);
+      CHECK(part.shape.rank == 2 && part.shape[1] == p.shape[1], "'", part.name, "' ", part.shape, " merged with ",
+            p.shape);
     u.entries.push_back({part.name, part.shape, init, precision, segment.size});
     if (&part != &parts[0]) p.shape.dim[0] += part.shape[0];
     segment.size += part.shape.numel();
@@ -66,7 +72,8 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
   scales_.materialise(s, arenas[Memory::weights]);
   if (scales_.size()) {
     scale_inv_ = arenas[Memory::weights].alloc(DType::f32, {scales_.size(), 4});
-    if (options_.cast_through_plain && options_.plain != options_.master) stage_ = arenas[Memory::weights].alloc(options_.plain, {kStage});
+    if (options_.cast_through_plain && options_.plain != options_.master)
+      stage_ = arenas[Memory::weights].alloc(options_.plain, {kStage});
   }
   initialise(s, seed);
   publish(s, Masters::changed);
@@ -118,11 +125,13 @@ void ParameterStore::lay_out(const Arenas& arenas) {
   int64_t travels = 0;
   for (const Unit& u : units_)
     for (const Segment& g : u.segments) travels = std::max(travels, g.size);
-  if (overlaps() && options_.reduce != options_.grad) travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
+  if (overlaps() && options_.reduce != options_.grad)
+    travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
   int64_t largest = 0;
   for (const Unit& u : units_)
     if (!u.forms.plain) largest = std::max(largest, u.segments[kFp8].size);
-  if (largest && (!options_.evaluate_fp8 || gathers_plain())) evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
+  if (largest && (!options_.evaluate_fp8 || gathers_plain()))
+    evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
 }
 
 void ParameterStore::alloc_slices(const Arenas& arenas) {
@@ -165,12 +174,12 @@ void ParameterStore::publish(Stream& s, Masters masters) {
     if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
     scales_.update(s, &shard_, {});                       // all ranks agree before any of them casts
   } else if (masters == Masters::stepped) {
-    scales_.update(s, &shard_, {});                       // with the maxima that the casts before these measured
+    scales_.update(s, &shard_, {});  // with the maxima that the casts before these measured
   } else if (scales_.size()) {
-    fill_zero(s, scales_.state().amax);                   // of weights that are gone
+    fill_zero(s, scales_.state().amax);  // of weights that are gone
     measure_masters(s);
     scales_.fit_cold(s, shard_);
-    fill_zero(s, scales_.state().amax);                   // the casts measure what they read
+    fill_zero(s, scales_.state().amax);  // the casts measure what they read
   }
   cast_slices(s);
   if (masters == Masters::changed && keeps_weights())
@@ -198,7 +207,10 @@ void ParameterStore::cast_slices(Stream& s) {
       const int64_t at = (static_cast<char*>(l.master.data) - static_cast<char*>(segment.master.data)) /
                          int64_t(size_of(options_.master));
       const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.frozen(p.slot);
-      cast(s, {.q = segment.q.part(at, {l.master.numel()}), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = slot},
+      cast(s,
+           {.q = segment.q.part(at, {l.master.numel()}),
+            .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,
+            .slot = slot},
            l.master, scales_.counts(p.slot));
     }
 }
@@ -206,7 +218,8 @@ void ParameterStore::cast_slices(Stream& s) {
 void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor counts) {
   const auto into = [&](Operand to) {
     if (!stage_) return quantize(s, to, master);
-    for (int64_t i = 0; i == 0 || i < master.numel(); i += kStage) {  // once at least: scale_inv belongs to ranks without elements too
+    for (int64_t i = 0; i == 0 || i < master.numel();
+         i += kStage) {  // once at least: scale_inv belongs to ranks without elements too
       const Shape some{std::min(kStage, master.numel() - i)};
       const Tensor rounded = stage_.part(0, some);
       convert(s, rounded, master.part(i, some));
@@ -215,7 +228,8 @@ void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor cou
     }
   };
   if (!counts || !master.numel()) return into(y);
-  into({.q = y.q, .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // what is zero now is zero in the masters
+  into({.q = y.q,
+        .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // what is zero now is zero in the masters
   count_codes(s, counts.part(4, {4}), y.q);
   into(y);
   count_codes(s, counts.part(0, {4}), y.q);
@@ -282,7 +296,9 @@ void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
   for (const Group& g : u.groups) {
     const Param& p = g.param;
     if (p.slot < 0) continue;
-    Operand y{.q = w.q.part(p.offset, p.shape), .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.frozen(p.slot)};
+    Operand y{.q = w.q.part(p.offset, p.shape),
+              .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,
+              .slot = scales_.frozen(p.slot)};
     if (p.forms.q_t && use == Use::backward) y.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});
     quantize(s, y, whole.part(p.offset, p.shape));
   }
@@ -304,7 +320,8 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
   if (unit < 0 || unit >= num_units()) return;
   Unit& u = units_[size_t(unit)];
   Weights& w = weights_[size_t(u.weights)];
-  const bool covers = w.use == use || (w.use == Use::backward && use == Use::forward) || (use == Use::backward && w.use == Use::forward && !u.forms.q_t);
+  const bool covers = w.use == use || (w.use == Use::backward && use == Use::forward) ||
+                      (use == Use::backward && w.use == Use::forward && !u.forms.q_t);
   if (!(w.unit == unit && (keeps_weights() || covers))) start_gather(s, u, use);
 }
 

@@ -2,8 +2,8 @@
 // ParameterStore: every trainable tensor, declared once, by the layer that owns it.
 //
 // Parameters are grouped in units (one transformer block is one unit). A unit has one segment per gather type: the FP8
-// matrices, and the rest. Each segment is one flat range, padded to a multiple of shards x 128 elements, of which shard r
-// owns the r-th slice: gathering weights is one all-gather a segment, reducing gradients one reduce-scatter.
+// matrices, and the rest. Each segment is one flat range, padded to a multiple of shards x 128 elements, of which shard
+// r owns the r-th slice: gathering weights is one all-gather a segment, reducing gradients one reduce-scatter.
 //
 //   stage            0            1            2            3        Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054
 //   master, moments  whole        slice        slice        slice
@@ -20,34 +20,34 @@
 
 namespace octet::BACKEND {
 
-struct Init {                                            // N(mean, std^2); std 0 draws nothing
+struct Init {  // N(mean, std^2); std 0 draws nothing
   double mean = 0, std = 0;
-  int64_t rows = 0;                                      // of a matrix, those below are padding and zero; 0: none is
+  int64_t rows = 0;  // of a matrix, those below are padding and zero; 0: none is
 };
 enum class Use : uint8_t { forward, backward, evaluate };
-enum class Residence : uint8_t { own, rotating };         // of a unit's whole weights and gradients where they are not kept
+enum class Residence : uint8_t { own, rotating };  // of a unit's whole weights and gradients where they are not kept
 
 struct Param {
   int unit = -1;
   Precision segment = Precision::plain;
-  int64_t offset = 0;                                     // in the segment
-  Shape shape;                                            // of all parts together
-  Forms forms;                                            // what its products read in training
+  int64_t offset = 0;  // in the segment
+  Shape shape;         // of all parts together
+  Forms forms;         // what its products read in training
   int slot = -1;
 };
 
 struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
-  bool trains = true;                                     // false: no moments (evaluation, generation)
-  bool evaluate_fp8 = false;                              // evaluation reads the FP8 weights instead of plain ones
-  bool delayed_weights = false;                           // cast with the scale of earlier steps (fp8.weight_scaling)
-  bool cast_through_plain = false;                        // masters are rounded to the plain type before the cast, as TE sees them
-  bool gather_plain = false;                              // FP8 weights travel in the plain type and are cast where they arrive
+  bool trains = true;               // false: no moments (evaluation, generation)
+  bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
+  bool delayed_weights = false;     // cast with the scale of earlier steps (fp8.weight_scaling)
+  bool cast_through_plain = false;  // masters are rounded to the plain type before the cast, as TE sees them
+  bool gather_plain = false;        // FP8 weights travel in the plain type and are cast where they arrive
   ScalingOptions weight_scaling{};
 };
 
-class Arenas {                                              // one for each category of the memory plan
+class Arenas {  // one for each category of the memory plan
  public:
   Arenas(Stream&, const MemoryPlan&);
   Arena& operator[](Memory m) const { return *arenas_[size_t(m)]; }
@@ -63,84 +63,109 @@ class ParameterStore {
   // collectives and what belongs to them run, beside the stream that computes.
   ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&);
 
-  struct Part { std::string name; Shape shape; };
+  struct Part {
+    std::string name;
+    Shape shape;
+  };
   int begin_unit(std::string name, Residence);
-  // Several parts stand adjacent and are one matrix: one view, one product, one scale. FP8 forms put it in that segment.
+  // Several parts stand adjacent and are one matrix: one view, one product, one scale. FP8 forms put it in that
+  // segment.
   Param add(const std::vector<Part>&, Init, Forms forms = {.plain = true});
   void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: reserve, deal out, initialise
-  enum class Masters { changed, stepped };                // by anything; by AdamW, which wrote maxima and plain slices too
-  void publish(Stream&, Masters);                         // new scales, FP8 slices and whole weights from the masters
+  enum class Masters { changed, stepped };  // by anything; by AdamW, which wrote maxima and plain slices too
+  void publish(Stream&, Masters);           // new scales, FP8 slices and whole weights from the masters
 
-  class Lease {                                           // weights of one unit, valid while the lease lives
+  class Lease {  // weights of one unit, valid while the lease lives
    public:
     explicit Lease(int& count) : count_(&count) { ++count; }
     Lease(Lease&& other) noexcept : count_(std::exchange(other.count_, nullptr)) {}
-    ~Lease() { if (count_) --*count_; }
+    ~Lease() {
+      if (count_) --*count_;
+    }
+
    private:
     int* count_;
   };
-  void prefetch(Stream&, int unit, Use);                  // starts gathering; nothing if out of range or already under way
-  [[nodiscard]] Lease acquire(Stream&, int unit, Use);    // waits for it
-  Operand value(const Param&) const;                      // the forms that the lease's Use gives
+  void prefetch(Stream&, int unit, Use);  // starts gathering; nothing if out of range or already under way
+  [[nodiscard]] Lease acquire(Stream&, int unit, Use);  // waits for it
+  Operand value(const Param&) const;                    // the forms that the lease's Use gives
   Tensor grad(const Param&) const;
   enum class Batch { more_follow, last };
-  void reduce(Stream&, int unit, Batch);                  // the unit's gradients of this micro-batch are complete
-  void wait_for_gradients(Stream&);                       // all that reduce() started has happened
-  void zero_gradients(Stream&);                           // before the first micro-batch of a step
+  void reduce(Stream&, int unit, Batch);  // the unit's gradients of this micro-batch are complete
+  void wait_for_gradients(Stream&);       // all that reduce() started has happened
+  void zero_gradients(Stream&);           // before the first micro-batch of a step
 
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
-  int64_t count() const;                                  // parameters, without padding
+  int64_t count() const;  // parameters, without padding
   int ranks() const { return shards() * (replica_ ? replica_->size() : 1); }
-  void sum_over_ranks(Stream&, Tensor);                   // in place
+  void sum_over_ranks(Stream&, Tensor);  // in place
   DelayedScaling& weight_scales() { return scales_; }
   // Where AdamW leaves a weight's maximum; null under delayed scaling, whose casts measure.
   uint32_t* weight_amax(int slot) const { return options_.delayed_weights ? nullptr : scales_.measured(slot).amax; }
 
   // The local slices. Views of padding are never given.
-  struct Local { Tensor master, m, v, grad, weights; int64_t first; };    // first: index within the parameter or group
-  template <class F> void for_each(F&& f) const {         // f(name, whole shape, Local); each part by itself
+  struct Local {
+    Tensor master, m, v, grad, weights;
+    int64_t first;
+  };  // first: index within the parameter or group
+  template <class F>
+  void for_each(F&& f) const {  // f(name, whole shape, Local); each part by itself
     for (const Unit& u : units_)
-      for (const Entry& e : u.entries)
-        f(e.name, e.shape, local(u, e.segment, e.offset, e.shape.numel()));
+      for (const Entry& e : u.entries) f(e.name, e.shape, local(u, e.segment, e.offset, e.shape.numel()));
   }
-  template <class F> void for_each_group(F&& f) const {   // f(name of the first part, Param, Local)
+  template <class F>
+  void for_each_group(F&& f) const {  // f(name of the first part, Param, Local)
     for (const Unit& u : units_)
       for (const Group& g : u.groups)
         f(g.name, g.param, local(u, g.param.segment, g.param.offset, g.param.shape.numel()));
   }
   // f(name, tensor, hold): what ranks hold in common; waits in the stream until it is complete.
-  enum class Hold { every_rank, replicas };               // the same on all, or on those that hold the same slices
-  template <class F> void for_each_common(Stream&, F&& f);
-  template <class F> void for_each_gradient(F&& f) const { // f(slice): all local gradients, padding (zero) included
+  enum class Hold { every_rank, replicas };  // the same on all, or on those that hold the same slices
+  template <class F>
+  void for_each_common(Stream&, F&& f);
+  template <class F>
+  void for_each_gradient(F&& f) const {  // f(slice): all local gradients, padding (zero) included
     for (const Unit& u : units_)
       for (const Segment& g : u.segments)
         if (g.size) f(g.grad);
   }
 
  private:
-  struct Entry { std::string name; Shape shape; Init init; Precision segment; int64_t offset; };
-  struct Group { std::string name; Param param; };
-  struct Segment { int64_t size = 0; Tensor master{}, m{}, v{}, grad{}, q{}; };  // local slices; size: of all shards
+  struct Entry {
+    std::string name;
+    Shape shape;
+    Init init;
+    Precision segment;
+    int64_t offset;
+  };
+  struct Group {
+    std::string name;
+    Param param;
+  };
+  struct Segment {
+    int64_t size = 0;
+    Tensor master{}, m{}, v{}, grad{}, q{};
+  };  // local slices; size: of all shards
   struct Unit {
     std::string name;
     Residence residence;
-    std::array<Segment, 2> segments{};                    // by Precision
+    std::array<Segment, 2> segments{};  // by Precision
     std::vector<Entry> entries{};
     std::vector<Group> groups{};
-    Forms forms{};                                        // wanted of any of its FP8 parameters
-    int weights = -1, grads = -1;                         // index of its buffers
+    Forms forms{};                 // wanted of any of its FP8 parameters
+    int weights = -1, grads = -1;  // index of its buffers
   };
-  struct Weights {                                        // whole: plain segment; FP8 segment as W8, transposes, plain
+  struct Weights {  // whole: plain segment; FP8 segment as W8, transposes, plain
     Tensor plain{}, q{}, q_t{}, q_plain{};
     int unit = -1, leased = 0;
     Use use = Use::forward;
-    std::unique_ptr<Event> ready{};                       // gathered; null: already waited for
+    std::unique_ptr<Event> ready{};  // gathered; null: already waited for
   };
   struct Grads {
     std::array<Tensor, 2> whole{};
     int unit = -1;
-    std::unique_ptr<Event> reduced{};                     // given back; null: already waited for
+    std::unique_ptr<Event> reduced{};  // given back; null: already waited for
   };
 
   void lay_out(const Arenas&);
@@ -151,12 +176,13 @@ class ParameterStore {
   void cast(Stream&, const Operand&, Tensor master, Tensor counts);
   void cast_gathered(Stream&, Unit&, Use);
   void start_gather(Stream&, Unit&, Use);
-  void open_gradients(Stream&, int unit);                 // zeroed whole gradients, where they are not kept
+  void open_gradients(Stream&, int unit);  // zeroed whole gradients, where they are not kept
   void gather(Stream&, Unit&, Use);
   bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
-  Stream& beside(Stream&);                                // the side stream, from this point of the other on
+  Stream& beside(Stream&);  // the side stream, from this point of the other on
   void gather_plain_of_fp8(Stream&, int unit);
-  template <class F> void travelling(Stream&, Tensor, F&& collective);  // f(tensor in the type that gradients travel in)
+  template <class F>
+  void travelling(Stream&, Tensor, F&& collective);  // f(tensor in the type that gradients travel in)
   const Weights& leased(int unit) const;
   bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
   bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
@@ -168,25 +194,25 @@ class ParameterStore {
     return whole.part(shard_.rank() * n, {n});
   }
 
-  static constexpr int64_t kAlign = 128;                  // elements: 128 bytes at least, whatever the type
+  static constexpr int64_t kAlign = 128;  // elements: 128 bytes at least, whatever the type
   Comm& shard_;
   Comm* replica_;
   Stream& side_;
   Event point_;
   ParameterOptions options_;
   DelayedScaling scales_;
-  Tensor scale_inv_{};                                    // (slots,4): of the bytes in the FP8 slices
+  Tensor scale_inv_{};  // (slots,4): of the bytes in the FP8 slices
   std::vector<Unit> units_;
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
-  Tensor stage_{};                                        // masters on their way through the plain type, some at a time
-  Tensor travel_{};                                       // gradients of a segment in the type they travel in, if another
-  Weights evaluate_{};                                    // plain form of one unit's FP8 segment at a time
+  Tensor stage_{};      // masters on their way through the plain type, some at a time
+  Tensor travel_{};     // gradients of a segment in the type they travel in, if another
+  Weights evaluate_{};  // plain form of one unit's FP8 segment at a time
 };
 
 template <class F>
 void ParameterStore::for_each_common(Stream& s, F&& f) {
-  wait_for_gradients(s);                                  // what is gathered on the side stream, too
+  wait_for_gradients(s);  // what is gathered on the side stream, too
   for (const Unit& u : units_) {
     const Weights* w = keeps_weights() ? &weights_[size_t(u.weights)] : nullptr;
     for (const Group& g : u.groups) {
@@ -195,7 +221,8 @@ void ParameterStore::for_each_common(Stream& s, F&& f) {
       if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), Hold::every_rank);
       const Local l = local(u, p.segment, p.offset, p.shape.numel());
       if (!replica_ || replica_->size() == 1) continue;
-      for (const auto& [what, t] : std::array<std::pair<const char*, Tensor>, 3>{{{".master", l.master}, {".m", l.m}, {".v", l.v}}})
+      for (const auto& [what, t] :
+           std::array<std::pair<const char*, Tensor>, 3>{{{".master", l.master}, {".m", l.m}, {".v", l.v}}})
         if (t) f(g.name + what, t, Hold::replicas);
     }
   }

@@ -9,25 +9,44 @@
 
 namespace octet {
 
-template <class R> constexpr R sigmoid(R x) { return R(1) / (R(1) + std::exp(-x)); }
-template <class R> constexpr R silu(R x) { return x * sigmoid(x); }
-template <class R> constexpr R silu_grad(R x) {
+template <class R>
+constexpr R sigmoid(R x) {
+  return R(1) / (R(1) + std::exp(-x));
+}
+template <class R>
+constexpr R silu(R x) {
+  return x * sigmoid(x);
+}
+template <class R>
+constexpr R silu_grad(R x) {
   const R s = sigmoid(x);
   return s * (R(1) + x * (R(1) - s));
 }
 
 // GELU: x * Phi(x), Phi(x) = erfc(-x/sqrt(2)) / 2, which keeps its digits far below 0 where 1 + erf has none left;
 // and its tanh form 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-template <class R> constexpr R normal_cdf(R x) { return R(0.5) * std::erfc(x * R(-0.7071067811865475244)); }
-template <class R> constexpr R gelu(R x) { return x * normal_cdf(x); }
-template <class R> constexpr R gelu_grad(R x) {
+template <class R>
+constexpr R normal_cdf(R x) {
+  return R(0.5) * std::erfc(x * R(-0.7071067811865475244));
+}
+template <class R>
+constexpr R gelu(R x) {
+  return x * normal_cdf(x);
+}
+template <class R>
+constexpr R gelu_grad(R x) {
   return normal_cdf(x) + x * R(0.3989422804014326779) * std::exp(R(-0.5) * x * x);
 }
-template <class R> constexpr R gelu_tanh_argument(R x) {  // 2u
+template <class R>
+constexpr R gelu_tanh_argument(R x) {  // 2u
   return R(2 * 0.7978845608028653559) * (x + R(0.044715) * x * x * x);
 }
-template <class R> constexpr R gelu_tanh(R x) { return x * sigmoid(gelu_tanh_argument(x)); }
-template <class R> constexpr R gelu_tanh_grad(R x) {
+template <class R>
+constexpr R gelu_tanh(R x) {
+  return x * sigmoid(gelu_tanh_argument(x));
+}
+template <class R>
+constexpr R gelu_tanh_grad(R x) {
   const R s = sigmoid(gelu_tanh_argument(x)), rest = sigmoid(-gelu_tanh_argument(x));  // 1 - s, with its digits
   return s + x * s * rest * R(2 * 0.7978845608028653559) * (R(1) + R(3 * 0.044715) * x * x);
 }
@@ -43,9 +62,10 @@ constexpr float scale_of(float largest, float amax, bool power_of_2) {
 }
 
 // One column of the delayed-scaling update (FP8.md §1.3 of the design: the rule of Transformer Engine's fused kernel).
-// history (L) at a stride: oldest in row 1, newest in row L-1, row 0 is only TE's live accumulator. amax == 0 means "did not
-// run": no roll, no new scale. te_compat keeps TE's quirks: inf is stored and freezes `max` until it leaves the window, NaN
-// is stored and skipped by the maximum. Otherwise a non-finite amax never enters the history. Returns the new scale.
+// history (L) at a stride: oldest in row 1, newest in row L-1, row 0 is only TE's live accumulator. amax == 0 means
+// "did not run": no roll, no new scale. te_compat keeps TE's quirks: inf is stored and freezes `max` until it leaves
+// the window, NaN is stored and skipped by the maximum. Otherwise a non-finite amax never enters the history. Returns
+// the new scale.
 struct ScaleRule {
   float largest;
   int64_t length, stride;
@@ -81,17 +101,29 @@ constexpr uint64_t rounding_bits(uint64_t seed, uint64_t step, uint64_t stream, 
 }
 
 // AdamW of one element in R. `t` counts updates from 1; the corrections are computed in f64 and once for many elements.
-template <class R> struct AdamwScalars {
-  R lr, beta1, rest1, beta2, rest2, eps, decay, clip, correction1, correction2;  // rest = 1 - beta, exact before its cast
+template <class R>
+struct AdamwScalars {
+  R lr, beta1, rest1, beta2, rest2, eps, decay, clip, correction1,
+      correction2;  // rest = 1 - beta, exact before its cast
 };
 struct AdamwRates {
   double lr, beta1, beta2, eps, decay, clip;
 };
-template <class R> constexpr AdamwScalars<R> adamw_scalars(const AdamwRates& a, uint32_t t) {
-  return {R(a.lr),        R(a.beta1), R(1 - a.beta1), R(a.beta2), R(1 - a.beta2), R(a.eps), R(a.decay), R(a.clip),
-          R(1 / (1 - std::pow(a.beta1, double(t)))), R(1 / (1 - std::pow(a.beta2, double(t))))};
+template <class R>
+constexpr AdamwScalars<R> adamw_scalars(const AdamwRates& a, uint32_t t) {
+  return {R(a.lr),
+          R(a.beta1),
+          R(1 - a.beta1),
+          R(a.beta2),
+          R(1 - a.beta2),
+          R(a.eps),
+          R(a.decay),
+          R(a.clip),
+          R(1 / (1 - std::pow(a.beta1, double(t)))),
+          R(1 / (1 - std::pow(a.beta2, double(t))))};
 }
-template <class R> constexpr void adamw_element(R& w, R& m, R& v, R grad, const AdamwScalars<R>& a) {
+template <class R>
+constexpr void adamw_element(R& w, R& m, R& v, R grad, const AdamwScalars<R>& a) {
   const R g = a.clip * grad;
   m = a.beta1 * m + a.rest1 * g;
   v = a.beta2 * v + a.rest2 * g * g;
@@ -99,7 +131,8 @@ template <class R> constexpr void adamw_element(R& w, R& m, R& v, R grad, const 
 }
 
 // Norm, clipping factor, the decision to skip and the next loss scale, from the sums of the step (ops.h: StepState).
-template <class State> constexpr void next_loss_scale(State& s, int64_t growth_every) {
+template <class State>
+constexpr void next_loss_scale(State& s, int64_t growth_every) {
   constexpr float kSmallest = 1, kLargest = 0x1p24f;
   if (s.skip) {
     s.good_steps = 0;
@@ -109,7 +142,8 @@ template <class State> constexpr void next_loss_scale(State& s, int64_t growth_e
     if (s.loss_scale < kLargest) s.loss_scale = s.loss_scale * 2 < kLargest ? s.loss_scale * 2 : kLargest;
   }
 }
-template <class State> constexpr void finish_step(State& s, double max_norm, int64_t growth_every) {
+template <class State>
+constexpr void finish_step(State& s, double max_norm, int64_t growth_every) {
   const double scale = s.loss_scale, norm = std::sqrt(s.squares) / scale;
   const bool finite = std::isfinite(s.loss) && norm <= double(kLargestFloat);  // false for NaN too
   s.norm = float(norm);

@@ -2,13 +2,14 @@
 // Every device operation of the program. Each is declared here once and defined once per engine: ops/<engine>/*.
 //
 // Argument order: stream, outputs, inputs, scalars. Outputs marked (+=) accumulate; all others are overwritten.
-// A producer writes an Operand: each form that is present, scale_inv with them, and max |y| into slot.amax (as a maximum
-// over what is there) unless that is null. An operand without any form is only measured. FP8 = round(y * slot.scale),
-// saturating; amax and codes come from the fp32 result, not from its rounding to the plain type; NaN counts as NaN.
-// Activations are f64 (cpu), f32 or bf16 ("plain"); statistics and sums are computed in `wide` (f64 for f64, else f32).
-// Parameter gradients may be wide or bf16. Every sum has a fixed order: the same bits from run to run, whatever the
-// number of threads. `partial` arguments are workspaces whose sizes ops/workspace.h gives; they need no preparation.
-// Dimension key:  B batch   T time   N rows (= B*T)   C channels   F ffn width   V vocabulary   H query heads
+// A producer writes an Operand: each form that is present, scale_inv with them, and max |y| into slot.amax (as a
+// maximum over what is there) unless that is null. An operand without any form is only measured. FP8 = round(y *
+// slot.scale), saturating; amax and codes come from the fp32 result, not from its rounding to the plain type; NaN
+// counts as NaN. Activations are f64 (cpu), f32 or bf16 ("plain"); statistics and sums are computed in `wide` (f64 for
+// f64, else f32). Parameter gradients may be wide or bf16. Every sum has a fixed order: the same bits from run to run,
+// whatever the number of threads. `partial` arguments are workspaces whose sizes ops/workspace.h gives; they need no
+// preparation. Dimension key:  B batch   T time   N rows (= B*T)   C channels   F ffn width   V vocabulary   H query
+// heads
 //                 G key/value heads   D head size   R rotary dimensions   K contracted   S slots   L history length
 #include <span>
 
@@ -99,11 +100,12 @@ struct GemmArgs {
 };
 void gemm(Stream&, const GemmArgs&);
 
-// ---- loss.  losses_n = logsumexp(logits_n) - logits_n[target_n], 0 where target_n < 0. Columns >= vocabulary are padding
-// and take no part. With Backward::yes, logits become factor * (softmax - onehot), 0 in ignored rows and padding.
+// ---- loss.  losses_n = logsumexp(logits_n) - logits_n[target_n], 0 where target_n < 0. Columns >= vocabulary are
+// padding and take no part. With Backward::yes, logits become factor * (softmax - onehot), 0 in ignored rows and
+// padding.
 enum class Backward : bool { no, yes };
-// Factor of a loss in the gradients: the host's, times the loss scale where there is one. That lies in device memory, as a
-// step changes it without the host's knowing.
+// Factor of a loss in the gradients: the host's, times the loss scale where there is one. That lies in device memory,
+// as a step changes it without the host's knowing.
 struct LossFactor {
   double value = 0;
   const float* scale = nullptr;
@@ -119,28 +121,29 @@ void column_sum(Stream&, Tensor total /*(C) +=*/, Tensor x /*(N,C)*/, Tensor par
 void sum_of_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*any*/, Tensor partial /*(P) f64*/);
 
 // ---- formats and copies
-void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x: the second kernel, where a producer cannot
-void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);  // of FP8 codes
+void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);    // y = x: the second kernel, where a producer cannot
+void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);    // of FP8 codes
 void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);  // FP8: {all, at +-largest value, zeros, 0}
-void convert(Stream&, Tensor y, Tensor x);                        // y = x in another dtype
-void add(Stream&, Tensor y, Tensor a, Tensor b);                  // y = a + b; y may be a or b; b may be of another dtype
+void convert(Stream&, Tensor y, Tensor x);                          // y = x in another dtype
+void add(Stream&, Tensor y, Tensor a, Tensor b);  // y = a + b; y may be a or b; b may be of another dtype
 void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint64_t stream, int64_t first);
 // y[i] = mean + std * normal(seed, stream, first + i): base/rng.h; std == 0 draws nothing
 
 // ---- the optimizer step. One record in device memory; a copy of it comes home with the log, a step late.
 struct StepState {
-  double loss = 0;             // summed over the valid targets of the global batch; the log divides it by their number
-  double squares = 0;          // of the gradients, times the loss scale's square
-  double aux = 0, z = 0;       // of a model with experts: balancing loss and z-loss, without coefficients; no part of `loss`
-  float norm = 0, clip = 1;    // global norm before clipping; factor on every gradient, which takes off the loss scale too
-  uint32_t skip = 0;           // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN
-  uint32_t nonfinite_casts = 0;  // written by update_scales
+  double loss = 0;        // summed over the valid targets of the global batch; the log divides it by their number
+  double squares = 0;     // of the gradients, times the loss scale's square
+  double aux = 0, z = 0;  // of a model with experts: balancing loss and z-loss, without coefficients; no part of `loss`
+  float norm = 0,
+        clip = 1;     // global norm before clipping; factor on every gradient, which takes off the loss scale too
+  uint32_t skip = 0;  // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN
+  uint32_t nonfinite_casts = 0;       // written by update_scales
   uint32_t updates = 0, skipped = 0;  // since the start of the run
-  float loss_scale = 1;        // of the gradients under way; finish_gradients decides the next step's
-  uint32_t good_steps = 0;     // since a dynamic loss scale last changed
+  float loss_scale = 1;               // of the gradients under way; finish_gradients decides the next step's
+  uint32_t good_steps = 0;            // since a dynamic loss scale last changed
 };
-// norm = sqrt(squares) / loss_scale, clip, skip; then ++updates or ++skipped. growth_every > 0, a dynamic loss scale: a step
-// that is skipped halves it, to 1 at least; `growth_every` good steps in a row double it, to 2^24 at most.
+// norm = sqrt(squares) / loss_scale, clip, skip; then ++updates or ++skipped. growth_every > 0, a dynamic loss scale: a
+// step that is skipped halves it, to 1 at least; `growth_every` good steps in a row double it, to 2^24 at most.
 //                                                          Micikevicius et al. 2017, arXiv:1710.03740
 void finish_gradients(Stream&, Tensor state /*(1 record, bytes)*/, double max_norm /*0: no clipping*/,
                       int64_t growth_every = 0);
@@ -149,13 +152,13 @@ void finish_gradients(Stream&, Tensor state /*(1 record, bytes)*/, double max_no
 //   w -= lr * (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w),  g = clip * grad,  t = state.updates
 // Loshchilov & Hutter 2017, arXiv:1711.05101. bf16 masters and moments are rounded stochastically (counter-based).
 // Nothing at all is written when state.skip. Moments and masters are f64, f32 or bf16.
-struct AdamwPiece {            // a run of elements with the same decay and the same FP8 slot
+struct AdamwPiece {  // a run of elements with the same decay and the same FP8 slot
   Tensor master, m, v, grad;
-  Tensor weights{};            // plain copy of the master to be written, or none
-  uint32_t* amax = nullptr;    // max |master| after the update, or none
+  Tensor weights{};          // plain copy of the master to be written, or none
+  uint32_t* amax = nullptr;  // max |master| after the update, or none
   double decay = 0;
-  uint64_t stream = 0;         // random stream of the parameter (its name's hash)
-  int64_t first = 0;           // index of the first element within the parameter
+  uint64_t stream = 0;  // random stream of the parameter (its name's hash)
+  int64_t first = 0;    // index of the first element within the parameter
 };
 struct AdamwSettings {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
@@ -163,8 +166,8 @@ struct AdamwSettings {
 };
 void adamw(Stream&, std::span<const AdamwPiece>, const AdamwSettings&, Tensor state);
 
-// ---- delayed scaling of all slots: the rule is formulas.h's delayed_scale(); then amax = 0. Scales stand 16 bytes apart:
-// cuBLASLt refuses others. A non-finite amax is counted in `nonfinite` and in the step's state.
+// ---- delayed scaling of all slots: the rule is formulas.h's delayed_scale(); then amax = 0. Scales stand 16 bytes
+// apart: cuBLASLt refuses others. A non-finite amax is counted in `nonfinite` and in the step's state.
 struct ScaleState {
   Tensor scale /*(S,4) f32 +=*/, amax /*(S) u32 +=*/, history /*(L,S) f32 +=*/, largest /*(S) f32*/,
       nonfinite /*(S) u32 +=*/;

@@ -22,6 +22,6 @@ void tune_products(Stream&, std::span<const ProductShape>);
 std::string export_plans(Device&);
 void import_plans(Device&, const std::string& plans);
 
-bool has_cudnn();   // attention through cuDNN is part of this executable
+bool has_cudnn();  // attention through cuDNN is part of this executable
 
 }  // namespace octet::BACKEND

@@ -1,6 +1,6 @@
 #pragma once
-// Sizes of the workspaces that ops take, as functions of the target and the shapes: one rule for every engine, so that the
-// plan is exact to the byte.
+// Sizes of the workspaces that ops take, as functions of the target and the shapes: one rule for every engine, so that
+// the plan is exact to the byte.
 #include "ops/ops.h"
 
 namespace octet::BACKEND {

@@ -6,8 +6,8 @@
 
 namespace octet::BACKEND {
 
-Recipe make_recipe(const RunConfig&);                     // refers to the config: it must outlive the recipe
+Recipe make_recipe(const RunConfig&);  // refers to the config: it must outlive the recipe
 ScalingOptions activation_scaling(const RunConfig&);
-ScalingOptions weight_scaling(const RunConfig&);          // a history of one unless fp8.weight_scaling is "delayed"
+ScalingOptions weight_scaling(const RunConfig&);  // a history of one unless fp8.weight_scaling is "delayed"
 
 }  // namespace octet::BACKEND

@@ -10,15 +10,21 @@
 
 namespace octet {
 
-struct LinearRecipe {                                  // of one Linear
+struct LinearRecipe {  // of one Linear
   Precision fprop = Precision::plain, dgrad = Precision::plain, wgrad = Precision::plain;
   bool fast_fprop = true, fast_dgrad = false, fast_wgrad = false;  // Hopper's fast FP8 accumulation
-  std::string reason;                                  // why not FP8, for people
+  std::string reason;                                              // why not FP8, for people
 
   bool fp8() const { return fprop == Precision::fp8 || dgrad == Precision::fp8 || wgrad == Precision::fp8; }
-  Forms x() const { return {fprop == Precision::plain || wgrad == Precision::plain, fprop == Precision::fp8, wgrad == Precision::fp8}; }
-  Forms dy() const { return {dgrad == Precision::plain || wgrad == Precision::plain, dgrad == Precision::fp8, wgrad == Precision::fp8}; }
-  Forms w() const { return {fprop == Precision::plain || dgrad == Precision::plain, fprop == Precision::fp8, dgrad == Precision::fp8}; }
+  Forms x() const {
+    return {fprop == Precision::plain || wgrad == Precision::plain, fprop == Precision::fp8, wgrad == Precision::fp8};
+  }
+  Forms dy() const {
+    return {dgrad == Precision::plain || wgrad == Precision::plain, dgrad == Precision::fp8, wgrad == Precision::fp8};
+  }
+  Forms w() const {
+    return {fprop == Precision::plain || dgrad == Precision::plain, fprop == Precision::fp8, dgrad == Precision::fp8};
+  }
 };
 
 // What a model is declared with.
@@ -29,7 +35,7 @@ struct Recipe {
   };
   // A line for each Linear that was asked about, and for the products that are never in FP8.
   std::shared_ptr<std::vector<std::string>> report = std::make_shared<std::vector<std::string>>();
-  DType gradient_format = DType::e5m2;                 // e4m3 under format "E4M3"
+  DType gradient_format = DType::e5m2;  // e4m3 under format "E4M3"
   bool evaluate_fp8 = false;
 };
 

@@ -20,16 +20,42 @@ constexpr DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32
 constexpr bool is_fp8(DType t) { return t == DType::e4m3 || t == DType::e5m2; }
 constexpr float largest(DType fp8) { return fp8 == DType::e4m3 ? e4m3::largest() : e5m2::largest(); }
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<f16> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<e4m3> { static constexpr DType value = DType::e4m3; };
-template <> struct DTypeOf<e5m2> { static constexpr DType value = DType::e5m2; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<uint32_t> { static constexpr DType value = DType::u32; };
-template <class T> constexpr DType dtype_of = DTypeOf<T>::value;
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<f16> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<e4m3> {
+  static constexpr DType value = DType::e4m3;
+};
+template <>
+struct DTypeOf<e5m2> {
+  static constexpr DType value = DType::e5m2;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<uint32_t> {
+  static constexpr DType value = DType::u32;
+};
+template <class T>
+constexpr DType dtype_of = DTypeOf<T>::value;
 
 // Calls f.operator()<T>() with that T of the list which stores `t`. The only dtype switch in the program; each engine
 // names the types that it has:   visit<float, bf16>(x.dtype, [&]<class T>() { … });
@@ -65,14 +91,14 @@ struct Tensor {
 
   explicit operator bool() const { return data != nullptr; }
   int64_t numel() const { return shape.numel(); }
-  int64_t cols() const { return shape[-1]; }                       // size of the innermost dimension
-  int64_t rows() const { return cols() ? numel() / cols() : 0; }   // all other dimensions flattened
+  int64_t cols() const { return shape[-1]; }                      // size of the innermost dimension
+  int64_t rows() const { return cols() ? numel() / cols() : 0; }  // all other dimensions flattened
   size_t bytes() const { return size_t(numel()) * size_of(dtype); }
-  Tensor part(int64_t first, Shape s) const {                      // view of s.numel() elements, from element `first` on
+  Tensor part(int64_t first, Shape s) const {  // view of s.numel() elements, from element `first` on
     return {static_cast<char*>(data) + size_t(first) * size_of(dtype), dtype, s};
   }
   Tensor row_range(int64_t first, int64_t count) const { return part(first * cols(), {count, cols()}); }
-  Tensor as(DType t, Shape s) const { return {data, t, s}; }       // the same bytes, read otherwise
+  Tensor as(DType t, Shape s) const { return {data, t, s}; }  // the same bytes, read otherwise
   template <class T>
   T* ptr() const {
     CHECK(dtype == dtype_of<T>, "a tensor of ", name_of(dtype), " was read as ", name_of(dtype_of<T>));

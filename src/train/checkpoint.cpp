@@ -21,7 +21,8 @@ uint64_t whole_number(const std::string& text, const std::string& where) {
   uint64_t n = 0;
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, n);
-  if (error != std::errc() || end != last) bad_input(where, " is '", text.substr(0, 40), "', no whole number; the checkpoint is damaged");
+  if (error != std::errc() || end != last)
+    bad_input(where, " is '", text.substr(0, 40), "', no whole number; the checkpoint is damaged");
   return n;
 }
 
@@ -44,7 +45,8 @@ void for_each_master(const ParameterStore& params, F&& f) {
 
 // One file of tensors that lie in slices on all ranks.
 template <class ForEach>
-void write_slices(Session& s, const fs::path& path, const std::map<std::string, std::string>& metadata, ForEach&& for_each) {
+void write_slices(Session& s, const fs::path& path, const std::map<std::string, std::string>& metadata,
+                  ForEach&& for_each) {
   const HfLayout layout = layout_of(s.config.model);
   std::vector<StoredTensor> tensors;
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t) {
@@ -54,7 +56,7 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
   if (!creates) s.host.barrier();
   SafetensorsWriter writer(path, tensors, metadata, creates ? WriterRole::create : WriterRole::join);
   if (creates) s.host.barrier();
-  if (s.shard->rank() == s.host.rank()) {                      // of replicas, the first writes
+  if (s.shard->rank() == s.host.rank()) {  // of replicas, the first writes
     std::vector<std::byte> bytes;
     for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
       const int64_t count = stored_count(ours, layout, first, t.numel());
@@ -72,22 +74,25 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
 }
 
 // A name in the file may be longer than the parameter's (".m"): padding is found by the parameter's.
-void read_slice(Session& s, const SafetensorsModel& model, const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+void read_slice(Session& s, const SafetensorsModel& model, const std::string& stored, const NamedShape& ours, Tensor t,
+                int64_t first) {
   const SafetensorsModel::Place place = model.at(stored);
   const std::vector<int64_t> shape = stored_shape(ours, layout_of(s.config.model));
   if (place.entry->shape != shape)
-    bad_input(place.file->path().string(), ": ", stored, " has the shape ", to_string(place.entry->shape), "; this model's is ", to_string(shape));
+    bad_input(place.file->path().string(), ": ", stored, " has the shape ", to_string(place.entry->shape),
+              "; this model's is ", to_string(shape));
   std::vector<double> values;
   for (int64_t i = 0; i < t.numel(); i += kChunk) {
     const int64_t count = std::min(kChunk, t.numel() - i);
     const int64_t held = stored_count(ours, layout_of(s.config.model), first + i, count);
-    values.assign(size_t(count), 0.);                          // the vocabulary's padding is zero
+    values.assign(size_t(count), 0.);  // the vocabulary's padding is zero
     if (held > 0) model.read(place, first + i, held, values.data());
     from_host(s.stream, t.part(i, {count}), values);
   }
 }
 
-// Ranks that do not share maxima have scales of their own: fp8.safetensors is rank 0's, the others' files bear their rank.
+// Ranks that do not share maxima have scales of their own: fp8.safetensors is rank 0's, the others' files bear their
+// rank.
 bool has_own_scales(const Session& s) { return s.host.rank() > 0 && s.amax_group() != s.world.get(); }
 fs::path scales_file(const Session& s, const fs::path& folder) {
   return folder / (has_own_scales(s) ? concat("fp8.rank-", s.host.rank(), ".safetensors") : "fp8.safetensors");
@@ -128,15 +133,18 @@ void read_scales(Session& s, const fs::path& folder) {
     log_warning(folder.string(), " has no FP8 state of rank ", s.host.rank(), ": it starts with rank 0's");
   }
   if (!fs::exists(path)) {
-    if (s.host.rank() == 0) log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
+    if (s.host.rank() == 0)
+      log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
     return;
   }
   const SafetensorsFile file(path);
   const auto read = [&](const std::string& kind, DelayedScaling& scales) {
     const auto& meta = file.metadata();
-    if (!meta.contains(kind + ".names") || !meta.contains(kind + ".updates")) bad_input(path.string(), ": no names of ", kind, "; it was not written by octet");
+    if (!meta.contains(kind + ".names") || !meta.contains(kind + ".updates"))
+      bad_input(path.string(), ": no names of ", kind, "; it was not written by octet");
     DelayedScaling::Snapshot snapshot;
-    for (const json& name : parse_json(meta.at(kind + ".names"), path.string())) snapshot.names.push_back(name.is_string() ? name.get<std::string>() : "");
+    for (const json& name : parse_json(meta.at(kind + ".names"), path.string()))
+      snapshot.names.push_back(name.is_string() ? name.get<std::string>() : "");
     snapshot.updates = int64_t(whole_number(meta.at(kind + ".updates"), concat(path.string(), ": ", kind, ".updates")));
     snapshot.scale = file.read_all<float>(kind + ".scale");
     snapshot.rows = file.read_all<float>(kind + ".history");
@@ -145,11 +153,14 @@ void read_scales(Session& s, const fs::path& folder) {
     snapshot.history = shape.empty() ? -1 : shape[0];
     for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
     const size_t S = snapshot.names.size();
-    if (snapshot.history < 0 || snapshot.scale.size() != S || snapshot.nonfinite.size() != S || snapshot.rows.size() != S * size_t(snapshot.history) ||
+    if (snapshot.history < 0 || snapshot.scale.size() != S || snapshot.nonfinite.size() != S ||
+        snapshot.rows.size() != S * size_t(snapshot.history) ||
         (!snapshot.largest.empty() && snapshot.largest.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
     const int found = scales.load(s.stream, snapshot);
-    if (found < scales.size() && s.host.rank() == 0) log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind, " are missing and start cold");
+    if (found < scales.size() && s.host.rank() == 0)
+      log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind,
+                  " are missing and start cold");
   };
   read("activations", s.scaling);
   read("weights", s.params.weight_scales());
@@ -157,7 +168,8 @@ void read_scales(Session& s, const fs::path& folder) {
 
 int64_t step_of(const fs::path& folder) {  // of "step-00001000"; -1 if it is none
   const std::string name = folder.filename().string();
-  if (name.size() < 6 || name.rfind("step-", 0) != 0 || name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
+  if (name.size() < 6 || name.rfind("step-", 0) != 0 || name.find_first_not_of("0123456789", 5) != std::string::npos)
+    return -1;
   return std::stoll(name.substr(5));
 }
 std::vector<fs::path> complete_checkpoints(const fs::path& dir) {  // oldest first
@@ -170,8 +182,11 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {  // oldest fir
 }
 
 json read_state(const fs::path& folder) {
-  if (!fs::is_directory(folder)) bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
-  if (!fs::exists(folder / "COMPLETE")) bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
+  if (!fs::is_directory(folder))
+    bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
+  if (!fs::exists(folder / "COMPLETE"))
+    bad_input(folder.string(),
+              ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
   json state = read_json((folder / "state.json").string());
   if (!state.is_object()) bad_input((folder / "state.json").string(), ": no object; it was not written by octet");
   return state;
@@ -184,15 +199,24 @@ void read_loss_scale(const Session& s, const json& state, const std::string& whe
   counters.loss_scale = first_loss_scale(s.config.precision);
   if (!has_dynamic_loss_scale(s) || !state.contains("loss_scale")) return;
   const json &scale = state["loss_scale"], good = state.value("good_steps", json());
-  if (!scale.is_number() || !(scale.get<float>() > 0) || !std::isfinite(scale.get<float>()) || !good.is_number_unsigned())
+  if (!scale.is_number() || !(scale.get<float>() > 0) || !std::isfinite(scale.get<float>()) ||
+      !good.is_number_unsigned())
     bad_input(where, ": 'loss_scale' is no positive number, or 'good_steps' no whole one; the checkpoint is damaged");
   counters.loss_scale = scale.get<float>();
   counters.good_steps = good.get<uint32_t>();
 }
 
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
-  json state{{"format", kFormat}, {"step", r.step}, {"samples", r.samples}, {"updates", r.counters.updates}, {"skipped", r.counters.skipped},
-                   {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)}, {"ranks", s.host.size()}, {"fallbacks", r.fallbacks}, {"config", resolved(s.config)}};
+  json state{{"format", kFormat},
+             {"step", r.step},
+             {"samples", r.samples},
+             {"updates", r.counters.updates},
+             {"skipped", r.counters.skipped},
+             {"data", std::to_string(r.data)},
+             {"tokenizer", std::to_string(r.tokenizer)},
+             {"ranks", s.host.size()},
+             {"fallbacks", r.fallbacks},
+             {"config", resolved(s.config)}};
   if (has_dynamic_loss_scale(s)) {
     state["loss_scale"] = r.counters.loss_scale;
     state["good_steps"] = r.counters.good_steps;
@@ -203,7 +227,8 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
   write_file(folder / "config.json", model.dump(2) + "\n");
   if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
   const std::string tokenizer = s.config.data.tokenizer;
-  if (!tokenizer.empty() && fs::exists(tokenizer)) fs::copy_file(tokenizer, folder / "tokenizer.model", fs::copy_options::overwrite_existing);
+  if (!tokenizer.empty() && fs::exists(tokenizer))
+    fs::copy_file(tokenizer, folder / "tokenizer.model", fs::copy_options::overwrite_existing);
 }
 }  // namespace
 
@@ -214,7 +239,7 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
   const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
   if (s.host.rank() == 0) {
-    std::error_code none;                                      // what hinders it hinders making it, and is told there
+    std::error_code none;  // what hinders it hinders making it, and is told there
     fs::remove_all(staged, none);
     make_folders(staged);
   }
@@ -222,9 +247,9 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   write_slices(s, staged / "optimizer.safetensors", {}, [](auto& p, auto&& f) { for_each_moment(p, f); });
   if (s.host.rank() == 0 || has_own_scales(s)) write_scales(s, scales_file(s, staged));
   if (s.host.rank() == 0) write_state(s, staged, state);
-  s.host.barrier();                                            // every rank's ranges are durable
+  s.host.barrier();  // every rank's ranges are durable
   if (s.host.rank() == 0) {
-    fs::remove_all(final);                                     // an incomplete one, or the same step saved again
+    fs::remove_all(final);  // an incomplete one, or the same step saved again
     rename_durably(staged, final);
     write_file(final / "COMPLETE", "");
     sync_path(final);
@@ -256,17 +281,21 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   Session& s = trainer.session;
   const json state = read_state(folder);
   const auto number = [&](const char* key) {
-    if (!state.contains(key) || !state[key].is_number_unsigned()) bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
+    if (!state.contains(key) || !state[key].is_number_unsigned())
+      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
     return state[key].get<int64_t>();
   };
-  if (number("format") != kFormat) bad_input((folder / "state.json").string(), ": format ", number("format"), "; this program reads ", kFormat, ": use the octet that wrote it");
+  if (number("format") != kFormat)
+    bad_input((folder / "state.json").string(), ": format ", number("format"), "; this program reads ", kFormat,
+              ": use the octet that wrote it");
   RunState r{.step = number("step"), .samples = number("samples")};
   r.counters.updates = uint32_t(number("updates"));
   r.counters.skipped = uint32_t(number("skipped"));
   read_loss_scale(s, state, (folder / "state.json").string(), r.counters);
   const auto fingerprint = [&](const char* key) {
     const json text = state.value(key, json("0"));
-    return whole_number(text.is_string() ? text.get<std::string>() : text.dump(), concat((folder / "state.json").string(), ": '", key, "'"));
+    return whole_number(text.is_string() ? text.get<std::string>() : text.dump(),
+                        concat((folder / "state.json").string(), ": '", key, "'"));
   };
   r.data = fingerprint("data");
   r.tokenizer = fingerprint("tokenizer");
@@ -274,10 +303,14 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
 
   const SafetensorsModel model(folder / "model.safetensors");
   check_names(names_of(s.params), model, layout_of(s.config.model));
-  for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) { read_slice(s, model, stored, ours, t, first); });
+  for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+    read_slice(s, model, stored, ours, t, first);
+  });
   if (fs::exists(folder / "optimizer.safetensors")) {
     const SafetensorsModel moments(folder / "optimizer.safetensors");
-    for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) { read_slice(s, moments, stored, ours, t, first); });
+    for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+      read_slice(s, moments, stored, ours, t, first);
+    });
   }
   read_scales(s, folder);
   if (fs::exists(folder / "plans.jsonl")) import_plans(s.device, read_file(folder / "plans.jsonl"));

@@ -39,11 +39,16 @@ Load load_of(const double* tokens, int64_t experts) {
 }  // namespace
 
 Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const std::string& device, Host& host)
-    : config_(c), speaks_(host.rank() == 0), tokens_(tokens_per_step(c)), ranks_(host.size()), flops_(flops),
-      peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16), memory_(plan.memory.total()) {
+    : config_(c),
+      speaks_(host.rank() == 0),
+      tokens_(tokens_per_step(c)),
+      ranks_(host.size()),
+      flops_(flops),
+      peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16),
+      memory_(plan.memory.total()) {
   if (!speaks_) return;
-  log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters), " parameters, ",
-           human_bytes(double(memory_)), " reserved on each rank");
+  log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters),
+           " parameters, ", human_bytes(double(memory_)), " reserved on each rank");
   if (!c.fp8.enabled) return;
   log_info("fp8: ", c.fp8.values().dump());
   for (const std::string& line : merge_layers(plan.precision)) log_info("  ", line);
@@ -73,8 +78,12 @@ void Metrics::truncate(int64_t step) {
 void Metrics::start(int64_t begin, int64_t last) {
   begin_ = begin;
   last_ = last;
-  progress_ = std::make_unique<Progress>(ProgressSetup{.what = "training", .total = last, .done = begin, .unit = "steps",
-                                                       .shown = speaks_ && config_.log.progress, .line_seconds = 60});
+  progress_ = std::make_unique<Progress>(ProgressSetup{.what = "training",
+                                                       .total = last,
+                                                       .done = begin,
+                                                       .unit = "steps",
+                                                       .shown = speaks_ && config_.log.progress,
+                                                       .line_seconds = 60});
 }
 
 double Metrics::busiest(const std::vector<double>& tokens) const {  // of all layers
@@ -92,7 +101,11 @@ void Metrics::add_experts(json& record, const StepReport& r) const {
     entropies.push_back(load.entropy);
     imbalances.push_back(load.imbalance);
   }
-  record.update({{"ce", r.loss}, {"aux", r.state.aux}, {"z", r.state.z}, {"expert_load", loads}, {"expert_entropy", entropies},
+  record.update({{"ce", r.loss},
+                 {"aux", r.state.aux},
+                 {"z", r.state.z},
+                 {"expert_load", loads},
+                 {"expert_entropy", entropies},
                  {"expert_imbalance", imbalances}});
 }
 
@@ -103,9 +116,11 @@ void Metrics::step(const StepReport& r) {
   const bool scales_loss = loss_scaling(config_.precision) != LossScaling::none;  // logged: the next step's
   const double mfu = peak_ > 0 ? flops_ / r.seconds / peak_ : 0;
   if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
-    std::string line = print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step), static_cast<long long>(last_),
-                             r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
-    if (config_.model.num_experts) line += print("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
+    std::string line =
+        print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step),
+              static_cast<long long>(last_), r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
+    if (config_.model.num_experts)
+      line += print("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
     if (scales_loss) line += print("  loss scale %.8g", double(r.state.loss_scale));
     if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
     line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
@@ -113,8 +128,14 @@ void Metrics::step(const StepReport& r) {
     log_info(line);
     if (r.health.step) log_info("  fp8: ", r.health.summary());
   }
-  json record{{"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.state.norm}, {"tokens", r.step * tokens_}, {"tokens_per_second_per_gpu", rate},
-              {"seconds", r.seconds}, {"skipped", r.state.skipped}};
+  json record{{"step", r.step},
+              {"loss", r.loss},
+              {"lr", r.lr},
+              {"norm", r.state.norm},
+              {"tokens", r.step * tokens_},
+              {"tokens_per_second_per_gpu", rate},
+              {"seconds", r.seconds},
+              {"skipped", r.state.skipped}};
   if (config_.model.num_experts) add_experts(record, r);
   if (scales_loss) record["loss_scale"] = r.state.loss_scale;
   if (peak_ > 0) record["mfu"] = mfu;
@@ -129,14 +150,17 @@ void Metrics::alarms(const std::vector<std::string>& messages) {
 }
 
 void Metrics::fallback(int64_t step, const std::string& layer) {
-  if (speaks_) log_warning("FP8 of ", layer, ": its products run without FP8 from step ", step + 1, " on (fp8.fallback)");
+  if (speaks_)
+    log_warning("FP8 of ", layer, ": its products run without FP8 from step ", step + 1, " on (fp8.fallback)");
   append(json{{"step", step}, {"fp8_fallback", layer}}.dump());
 }
 
 void Metrics::replanned(const PlanResult& plan) { memory_ = plan.memory.total(); }
 
 void Metrics::evaluation(int64_t step, double loss) {
-  if (speaks_) log_info(print("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));
+  if (speaks_)
+    log_info(
+        print("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));
   append(json{{"step", step}, {"validation_loss", loss}}.dump());
 }
 
@@ -148,8 +172,9 @@ void Metrics::finish(const TrainResult& r) {
   if (progress_) progress_->finish();
   progress_.reset();
   if (!speaks_ || seconds_ == 0) return;
-  log_info(print("%lld steps, %s tokens in %s, %s tokens/s/GPU", static_cast<long long>(r.step - begin_), human_count(trained_).c_str(),
-                 human_duration(seconds_).c_str(), human_count(trained_ / seconds_ / double(ranks_)).c_str()));
+  log_info(print("%lld steps, %s tokens in %s, %s tokens/s/GPU", static_cast<long long>(r.step - begin_),
+                 human_count(trained_).c_str(), human_duration(seconds_).c_str(),
+                 human_count(trained_ / seconds_ / double(ranks_)).c_str()));
 }
 
 }  // namespace octet::BACKEND

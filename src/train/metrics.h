@@ -10,29 +10,30 @@ namespace octet::BACKEND {
 
 class Metrics {
  public:
-  Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device, Host&);  // flops: of a step on a rank
+  Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device,
+          Host&);  // flops: of a step on a rank
   ~Metrics();
-  void truncate(int64_t step);                    // drops later steps from the metrics file: they will be done again
+  void truncate(int64_t step);  // drops later steps from the metrics file: they will be done again
   void start(int64_t begin, int64_t last);
-  void step(const StepReport&);                   // with FP8's health, of all ranks, where it was asked for
+  void step(const StepReport&);  // with FP8's health, of all ranks, where it was asked for
   void alarms(const std::vector<std::string>&);
   void fallback(int64_t step, const std::string& layer);
-  void replanned(const PlanResult&);              // after a fallback: as much work, in other memory
+  void replanned(const PlanResult&);  // after a fallback: as much work, in other memory
   void evaluation(int64_t step, double loss);
   void saved(const std::string& folder);
   void finish(const TrainResult&);
 
  private:
-  void append(const std::string& line);           // to the metrics file
+  void append(const std::string& line);  // to the metrics file
   double busiest(const std::vector<double>& expert_load) const;
   void add_experts(json&, const StepReport&) const;
   const RunConfig& config_;
-  bool speaks_;                                   // rank 0
-  int64_t tokens_, ranks_;                        // of a step, all ranks
-  double flops_;                                  // of a step on one rank, attention counted causal
-  double peak_;                                   // FLOP/s of the card for this precision; 0: unknown
+  bool speaks_;             // rank 0
+  int64_t tokens_, ranks_;  // of a step, all ranks
+  double flops_;            // of a step on one rank, attention counted causal
+  double peak_;             // FLOP/s of the card for this precision; 0: unknown
   size_t memory_;
-  double seconds_ = 0, trained_ = 0;              // in steps, evaluation and saving excluded
+  double seconds_ = 0, trained_ = 0;  // in steps, evaluation and saving excluded
   int64_t begin_ = 0, last_ = 0;
   std::unique_ptr<Progress> progress_;
 };

@@ -23,13 +23,13 @@ namespace {
 std::atomic<int> caught_signal{0};  // the one thing a signal handler may touch
 void on_signal(int s) { caught_signal = s; }
 
-class Signals {                     // SIGTERM and SIGINT end the run at the next step, saved
+class Signals {  // SIGTERM and SIGINT end the run at the next step, saved
  public:
   Signals() {
     caught_signal = 0;
     struct sigaction action {};
     action.sa_handler = on_signal;
-    action.sa_flags = SA_RESETHAND; // a second one ends the program at once
+    action.sa_flags = SA_RESETHAND;  // a second one ends the program at once
     sigaction(SIGTERM, &action, &term_);
     sigaction(SIGINT, &action, &int_);
   }
@@ -39,7 +39,8 @@ class Signals {                     // SIGTERM and SIGINT end the run at the nex
   }
 
  private:
-  struct sigaction term_ {}, int_ {};
+  struct sigaction term_ {
+  }, int_{};
 };
 
 // A signal on any rank is every rank's: all save the same step.
@@ -55,8 +56,13 @@ struct Data {
   std::optional<Loader> validation;
 };
 LoaderConfig loader_config(const RunConfig& c, const std::vector<std::string>& files, Split split) {
-  return {.files = files, .seq_len = c.training.seq_len, .vocab_size = c.model.vocab_size, .seed = uint64_t(*c.training.seed),
-          .ignore_document_starts = c.data.document_mask, .split = split, .held_out = c.data.validation_fraction};
+  return {.files = files,
+          .seq_len = c.training.seq_len,
+          .vocab_size = c.model.vocab_size,
+          .seed = uint64_t(*c.training.seed),
+          .ignore_document_starts = c.data.document_mask,
+          .split = split,
+          .held_out = c.data.validation_fraction};
 }
 Data open_data(const RunConfig& c) {
   const bool held_out = c.data.validation->empty() && c.data.validation_fraction > 0;
@@ -65,7 +71,8 @@ Data open_data(const RunConfig& c) {
   train.shuffle = c.data.shuffle;
   Data data{Loader(std::move(train)), std::nullopt};
   if (c.training.eval_sequences == 0 || !(held_out || !c.data.validation->empty())) return data;
-  LoaderConfig v = loader_config(c, held_out ? *c.data.train : *c.data.validation, held_out ? Split::held_out : Split::all);
+  LoaderConfig v =
+      loader_config(c, held_out ? *c.data.train : *c.data.validation, held_out ? Split::held_out : Split::all);
   v.shuffle = false;
   data.validation.emplace(std::move(v));
   return data;
@@ -74,8 +81,15 @@ Data open_data(const RunConfig& c) {
 class Run {
  public:
   Run(const RunConfig& config, Host& host, const Planner& planner)
-      : given_(config), config_(config), host_(host), planner_(planner), data_(open_data(config_)), watch_(config_.fp8), from_(resume_from()),
-        samples_(samples_of(data_.train)), watchdog_(host, config.parallel.watchdog_seconds) {
+      : given_(config),
+        config_(config),
+        host_(host),
+        planner_(planner),
+        data_(open_data(config_)),
+        watch_(config_.fp8),
+        from_(resume_from()),
+        samples_(samples_of(data_.train)),
+        watchdog_(host, config.parallel.watchdog_seconds) {
     if (from_) fallbacks_ = fallbacks_of(*from_);
     build();
     metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
@@ -91,9 +105,10 @@ class Run {
       watchdog_.enter(Phase::step, trainer_->steps_done() + 1);
       trainer_->step(samples_);
       const int64_t step = trainer_->steps_done();
-      log_through(step - 1);                                  // a step behind: nothing waits for the device
+      log_through(step - 1);  // a step behind: nothing waits for the device
       if (config_.parallel.check_every && step % config_.parallel.check_every == 0) check_agreement(trainer_->session);
-      const bool ends = agreed_to_end(host_), stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
+      const bool ends = agreed_to_end(host_),
+                 stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
       const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
       if (step == last || ends || stops || evaluates || saves) log_through(step);
@@ -103,19 +118,20 @@ class Run {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
       }
-      if (const std::vector<std::string> layers = watch_.take_fallbacks(); !layers.empty() && step < last) fall_back(layers);
+      if (const std::vector<std::string> layers = watch_.take_fallbacks(); !layers.empty() && step < last)
+        fall_back(layers);
     }
     result_.step = trainer_->steps_done();
     metrics_->finish(result_);
     return result_;
-  } catch (const std::exception& e) {                         // says where, once there is a where
+  } catch (const std::exception& e) {  // says where, once there is a where
     if (watchdog_.phase() == Phase::start) throw;
     const auto* error = dynamic_cast<const Error*>(&e);
     throw Error(concat(watchdog_.where(), ": ", e.what()), error ? error->exit_code() : 3);
   }
 
  private:
-  double useful_flops() const {                               // of a step: what recomputation does again is no use
+  double useful_flops() const {  // of a step: what recomputation does again is no use
     RunConfig once = config_;
     once.memory.recompute_blocks.set(0);
     double sum = 0;
@@ -135,7 +151,7 @@ class Run {
     if (!fallbacks_.empty()) config_.fp8.exclude.set(exclude);
     watchdog_.enter(Phase::start, trainer_ ? trainer_->steps_done() : 0);
     watchdog_.watch(nullptr);
-    trainer_.reset();                                         // its memory first
+    trainer_.reset();  // its memory first
     plan_ = planner_(config_);
     trainer_ = std::make_unique<Trainer>(config_, host_, plan_, options_for(config_, host_));
     watchdog_.watch(&trainer_->session);
@@ -161,10 +177,14 @@ class Run {
     const RunState r = load_checkpoint(*trainer_, *from);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
-      bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(), "; tokenize again with its tokenizer.model");
+      bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(),
+                "; tokenize again with its tokenizer.model");
     if (r.data && r.data != data_.train.fingerprint())
-      log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples, " of the new data comes next");
-    if (r.step > total_steps(config_)) bad_input(from->string(), " is at step ", r.step, ", beyond training.steps ", total_steps(config_), "; raise it, or start anew with --resume none");
+      log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples,
+                  " of the new data comes next");
+    if (r.step > total_steps(config_))
+      bad_input(from->string(), " is at step ", r.step, ", beyond training.steps ", total_steps(config_),
+                "; raise it, or start anew with --resume none");
     if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.step);
     metrics_->truncate(r.step);
   }
@@ -172,7 +192,7 @@ class Run {
   void log_through(int64_t step) {
     while (logged_ < step) {
       StepReport r = trainer_->report(++logged_);
-      if (r.health.step) share(r.health, host_);              // every rank sees the same, and decides the same
+      if (r.health.step) share(r.health, host_);  // every rank sees the same, and decides the same
       if (result_.first_loss == 0) result_.first_loss = r.loss;
       result_.loss = r.loss;
       metrics_->step(r);
@@ -190,31 +210,36 @@ class Run {
     if (config_.checkpoint.dir->empty() || saved_ == trainer_->steps_done()) return;
     saved_ = trainer_->steps_done();
     watchdog_.enter(Phase::checkpoint, saved_);
-    result_.checkpoint = save_checkpoint(*trainer_, {.step = trainer_->steps_done(), .samples = trainer_->samples_done(), .counters = trainer_->state(),
-                                                    .data = data_.train.fingerprint(), .tokenizer = data_.train.tokenizer_fingerprint(),
-                                                    .fallbacks = fallbacks_});
+    result_.checkpoint = save_checkpoint(*trainer_, {.step = trainer_->steps_done(),
+                                                     .samples = trainer_->samples_done(),
+                                                     .counters = trainer_->state(),
+                                                     .data = data_.train.fingerprint(),
+                                                     .tokenizer = data_.train.tokenizer_fingerprint(),
+                                                     .fallbacks = fallbacks_});
     metrics_->saved(result_.checkpoint);
   }
 
   const RunConfig& given_;
-  RunConfig config_;                                          // with the layers that fell back excluded from FP8
+  RunConfig config_;  // with the layers that fell back excluded from FP8
   Host& host_;
   const Planner& planner_;
   Data data_;
   HealthWatch watch_;
-  std::optional<std::filesystem::path> from_;                 // the checkpoint that the run continues
+  std::optional<std::filesystem::path> from_;  // the checkpoint that the run continues
   std::vector<std::string> fallbacks_;
   PlanResult plan_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<Metrics> metrics_;
   Samples samples_;
-  Watchdog watchdog_;                                         // ends before the trainer it watches
+  Watchdog watchdog_;  // ends before the trainer it watches
   TrainResult result_;
   int64_t logged_ = 0, saved_ = -1;
 };
 
 }  // namespace
 
-TrainResult train_run(const RunConfig& config, Host& host, const Planner& planner) { return Run(config, host, planner).run(); }
+TrainResult train_run(const RunConfig& config, Host& host, const Planner& planner) {
+  return Run(config, host, planner).run();
+}
 
 }  // namespace octet::BACKEND

@@ -11,7 +11,8 @@
 namespace octet::BACKEND {
 
 struct Session::Pinned {  // tokens, targets and order of one micro-batch on their way to the device
-  Pinned(Device& d, int64_t n) : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(3 * n) * sizeof(int32_t)))) {}
+  Pinned(Device& d, int64_t n)
+      : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(3 * n) * sizeof(int32_t)))) {}
   ~Pinned() { pinned_free(data); }
   Event arrived;
   int32_t* data;
@@ -51,9 +52,12 @@ void prepare(Stream& s, Host& host, const PlanResult& plan) {
   const size_t total = d.total_bytes(), used = d.used_bytes(), needed = plan.memory.total();
   if (plan.memory != MemoryPlan::unbounded() && needed > total - std::min(used, total)) {
     std::string items;
-    for (size_t i = 0; i < kMemoryNames.size(); ++i) items += concat("\n  ", kMemoryNames[i], "  ", human_bytes(double(plan.memory.bytes[i])));
-    bad_input("this run needs ", human_bytes(double(needed)), " on each rank; ", d.name(), " has ", human_bytes(double(total - std::min(used, total))), " free", items,
-              "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more (parallel.zero_stage, more ranks), ",
+    for (size_t i = 0; i < kMemoryNames.size(); ++i)
+      items += concat("\n  ", kMemoryNames[i], "  ", human_bytes(double(plan.memory.bytes[i])));
+    bad_input("this run needs ", human_bytes(double(needed)), " on each rank; ", d.name(), " has ",
+              human_bytes(double(total - std::min(used, total))), " free", items,
+              "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
+              "(parallel.zero_stage, more ranks), ",
               "or store moments in bf16 (precision.moment_dtype)");
   }
   tune_products(s, plan.products);
@@ -76,7 +80,10 @@ void sort_by_token(const std::vector<int32_t>& tokens, int64_t vocabulary, int32
 }  // namespace
 
 Device::Options options_for(const RunConfig& c, const Host& host) {
-  Device::Options o{.index = host.local_rank(), .deterministic = c.training.deterministic, .poison = c.memory.poison, .plan_cache = c.memory.plan_cache};
+  Device::Options o{.index = host.local_rank(),
+                    .deterministic = c.training.deterministic,
+                    .poison = c.memory.poison,
+                    .plan_cache = c.memory.plan_cache};
   o.target.cudnn = has_cudnn() && c.model.attention != AttentionKind::native;
   return o;
 }
@@ -109,16 +116,21 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       arenas((prepare(stream, host, plan), stream), plan.memory),
       degree_(shard_degree(config, host)),
       shard_host_(degree_ < host.size() ? host.split(int(host.rank() / degree_), int(degree_)) : nullptr),
-      replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_)) : nullptr),
+      replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_))
+                                          : nullptr),
       world(make_comm(device, host)),
-      own_shard(shard_host_ ? make_comm(device, *shard_host_) : host.size() > 1 ? make_comm(device, host) : nullptr),
+      own_shard(shard_host_       ? make_comm(device, *shard_host_)
+                : host.size() > 1 ? make_comm(device, host)
+                                  : nullptr),
       replica(replica_host_ ? make_comm(device, *replica_host_) : nullptr),
       shard(own_shard ? own_shard.get() : world.get()),
       recipe(make_recipe(config)),
       scaling(activation_scaling(config)),
       params(*shard, replica.get(), side, parameter_options(config, purpose)),
       model({params, scaling, recipe}, config.model,
-            {.recompute_blocks = config.memory.recompute_blocks, .max_tokens = config.training.seq_len, .head_chunk = config.memory.head_chunk}) {
+            {.recompute_blocks = config.memory.recompute_blocks,
+             .max_tokens = config.training.seq_len,
+             .head_chunk = config.memory.head_chunk}) {
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;
   Arena& persistent = arenas[Memory::weights];
   params.materialise(stream, arenas, uint64_t(*config.training.seed));
@@ -132,16 +144,26 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
 Session::~Session() = default;
 
 Context Session::context(Pass pass) {
-  return {.stream = stream, .params = params, .scaling = scaling, .saved = arenas[Memory::saved], .scratch = arenas[Memory::scratch],
-          .pass = pass, .B = config.training.micro_batch_size, .T = config.training.seq_len};
+  return {.stream = stream,
+          .params = params,
+          .scaling = scaling,
+          .saved = arenas[Memory::saved],
+          .scratch = arenas[Memory::scratch],
+          .pass = pass,
+          .B = config.training.micro_batch_size,
+          .T = config.training.seq_len};
 }
 
 Comm* Session::amax_group() const {
   switch (config.fp8.reduce_amax ? *config.fp8.reduce_group : ReduceGroup::none) {
-    case ReduceGroup::world: return world.get();
-    case ReduceGroup::shard: return shard;
-    case ReduceGroup::replica: return replica.get();
-    case ReduceGroup::none: return nullptr;
+    case ReduceGroup::world:
+      return world.get();
+    case ReduceGroup::shard:
+      return shard;
+    case ReduceGroup::replica:
+      return replica.get();
+    case ReduceGroup::none:
+      return nullptr;
   }
   return nullptr;
 }
@@ -156,7 +178,8 @@ DeviceBatch Session::upload(const Batch& batch) {
   std::memcpy(p.data, batch.tokens.data(), size_t(n) * sizeof(int32_t));
   std::memcpy(p.data + n, batch.targets.data(), size_t(n) * sizeof(int32_t));
   sort_by_token(batch.tokens, config.model.vocab_size, p.data + 2 * n);
-  for (int i = 0; const Tensor& t : {tokens_, targets_, order_}) copy_to_device(stream, t.data, p.data + n * i++, t.bytes());
+  for (int i = 0; const Tensor& t : {tokens_, targets_, order_})
+    copy_to_device(stream, t.data, p.data + n * i++, t.bytes());
   p.arrived.record(stream);
   return {.tokens = tokens_, .targets = targets_, .order = order_};
 }
@@ -170,7 +193,7 @@ double Session::loss(const Samples& samples, int64_t first, int64_t count) {
     const int64_t mine = begin + host.rank() * M, some = std::clamp<int64_t>(count - mine, 0, M);
     Batch batch = samples.batch(first + (some ? mine : 0), some ? some : 1);
     if (!some) std::fill(batch.targets.begin(), batch.targets.end(), kIgnore);
-    batch.tokens.resize(size_t(tokens_.numel()), 0);        // a short batch is filled up with rows without loss
+    batch.tokens.resize(size_t(tokens_.numel()), 0);  // a short batch is filled up with rows without loss
     batch.targets.resize(size_t(tokens_.numel()), kIgnore);
     valid += double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
     model.evaluate(c, upload(batch), losses_);

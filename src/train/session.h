@@ -14,8 +14,8 @@ struct Samples {
   std::function<Batch(int64_t first, int64_t count)> batch;
   std::function<int64_t(int64_t first, int64_t count)> valid_targets;
 };
-Samples samples_of(const Loader&);                         // the loader outlives it
-Samples random_samples(const RunConfig&);                  // uniform tokens, for plans and benchmarks
+Samples samples_of(const Loader&);         // the loader outlives it
+Samples random_samples(const RunConfig&);  // uniform tokens, for plans and benchmarks
 
 Device::Options options_for(const RunConfig&, const Host&);
 
@@ -26,32 +26,34 @@ class Session {
   Session(const RunConfig&, Host&, const PlanResult&, Purpose, const Device::Options& device);
   ~Session();
   Context context(Pass pass);
-  Comm* amax_group() const;                                // ranks that agree on FP8 scales; null: each for itself
+  Comm* amax_group() const;  // ranks that agree on FP8 scales; null: each for itself
   // Copies a micro-batch to the device. Tensors stay as they are until the next upload.
   DeviceBatch upload(const Batch&);
-  double loss(const Samples&, int64_t first, int64_t count);  // mean over the valid targets of samples, all ranks together
-  Tensor loss_total() const { return sums_.part(0, {1}); }    // f64, for whoever trains without a Trainer
+  double loss(const Samples&, int64_t first,
+              int64_t count);  // mean over the valid targets of samples, all ranks together
+  Tensor loss_total() const { return sums_.part(0, {1}); }  // f64, for whoever trains without a Trainer
 
   const RunConfig& config;
   Host& host;
   Device device;
-  Stream stream, side;                                     // side: for collectives, of high priority
+  Stream stream, side;  // side: for collectives, of high priority
   Arenas arenas;
+
  private:
-  int64_t degree_;                                         // ranks that share slices out
-  std::unique_ptr<Host> shard_host_, replica_host_;        // of hybrid sharding
+  int64_t degree_;                                   // ranks that share slices out
+  std::unique_ptr<Host> shard_host_, replica_host_;  // of hybrid sharding
 
  public:
-  std::unique_ptr<Comm> world, own_shard, replica;         // replica: ranks that hold the same slices; null if alone
-  Comm* shard;                                             // ranks that share slices out; apart from world, whose scalars overtake
-  std::atomic<int64_t> pulse{0};                           // grows with whatever is progress, for who watches from another thread
+  std::unique_ptr<Comm> world, own_shard, replica;  // replica: ranks that hold the same slices; null if alone
+  Comm* shard;                    // ranks that share slices out; apart from world, whose scalars overtake
+  std::atomic<int64_t> pulse{0};  // grows with whatever is progress, for who watches from another thread
   Recipe recipe;
   DelayedScaling scaling;
   ParameterStore params;
   Decoder model;
 
  private:
-  struct Pinned;                                           // host side of an upload under way
+  struct Pinned;  // host side of an upload under way
   Tensor tokens_{}, targets_{}, order_{}, losses_{}, sums_{};
   std::vector<std::unique_ptr<Pinned>> pinned_;
   size_t uploads_ = 0;

@@ -9,7 +9,9 @@ namespace octet::BACKEND {
 
 struct Trainer::InFlight {
   InFlight(Device& d, Tensor expert_load)
-      : begin(d), end(d), state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))),
+      : begin(d),
+        end(d),
+        state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))),
         load(static_cast<double*>(pinned_alloc(expert_load ? expert_load.bytes() : sizeof(double)))) {}
   ~InFlight() {
     pinned_free(state);
@@ -17,7 +19,7 @@ struct Trainer::InFlight {
   }
   Event begin, end;
   StepState* state;
-  double* load;                     // (L,E), where there are experts
+  double* load;  // (L,E), where there are experts
   double valid_targets = 1, lr = 0;
   int64_t step = -1;
   HealthReport health;
@@ -37,16 +39,17 @@ Tensor Trainer::record(size_t offset, DType t, int64_t count) const {
   return Tensor{static_cast<char*>(state_.data) + offset, t, {count}};
 }
 
-// Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the device,
-// but for FP8's health on request.
+// Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the
+// device, but for FP8's health on request.
 void Trainer::step(const Samples& samples) {
   Session& s = session;
   const RunConfig& config = s.config;
   const int64_t G = config.training.global_batch_size, M = config.training.micro_batch_size;
   const int64_t micro_steps = octet::micro_steps(config, s.host.size());
-  const int64_t first = samples_ + s.host.rank() * micro_steps * M;   // this rank's share is contiguous
+  const int64_t first = samples_ + s.host.rank() * micro_steps * M;  // this rank's share is contiguous
   const double valid = double(std::max<int64_t>(1, samples.valid_targets(samples_, G)));
-  const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1), squares = record(offsetof(StepState, squares), DType::f64, 1);
+  const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1),
+               squares = record(offsetof(StepState, squares), DType::f64, 1);
   const LossScaling scaling = loss_scaling(config.precision);
   const Tensor scale = scaling == LossScaling::none ? Tensor{} : record(offsetof(StepState, loss_scale), DType::f32, 1);
   const LossFactor factor{1 / valid, scale ? scale.ptr<float>() : nullptr};
@@ -56,7 +59,7 @@ void Trainer::step(const Samples& samples) {
   const bool examines = config.log.fp8_every && (step_ + 1) % config.log.fp8_every == 0;
 
   s.params.zero_gradients(s.stream);
-  fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));   // the counters stay, and the loss scale
+  fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));  // the counters stay, and the loss scale
   const Tensor load = s.model.expert_load();
   if (load) fill_zero(s.stream, load);
   for (int64_t m = 0; m < micro_steps; ++m) {
@@ -66,18 +69,20 @@ void Trainer::step(const Samples& samples) {
     if (m == 0 && examines) s.scaling.start_counting(s.stream);
     c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
-    c.routers.seed = random_bits(uint64_t(*config.training.seed), uint64_t(step_), uint64_t(m * s.host.size() + s.host.rank()));
+    c.routers.seed =
+        random_bits(uint64_t(*config.training.seed), uint64_t(step_), uint64_t(m * s.host.size() + s.host.rank()));
     s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, factor);
-    if (m == 0 && examines) examine(s.scaling, flight.health);         // scales are oldest here; before they move on
+    if (m == 0 && examines) examine(s.scaling, flight.health);  // scales are oldest here; before they move on
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
   }
 
   s.params.wait_for_gradients(s.stream);
   s.params.for_each_gradient([&](Tensor g) { sum_of_squares(s.stream, squares, g, partial_); });
   s.world->all_reduce(s.stream, loss, Reduce::sum);
-  if (config.fp8.enabled && s.amax_group() != s.world.get())           // ranks that do not share maxima skip together all the same
+  if (config.fp8.enabled &&
+      s.amax_group() != s.world.get())  // ranks that do not share maxima skip together all the same
     s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
-  s.shard->all_reduce(s.stream, squares, Reduce::sum);                 // replicas hold the same slices
+  s.shard->all_reduce(s.stream, squares, Reduce::sum);  // replicas hold the same slices
   finish_gradients(s.stream, state_, config.optimizer.clip,
                    scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
 
@@ -106,13 +111,24 @@ void Trainer::update(double lr) {
   const OptimizerConfig& o = session.config.optimizer;
   std::vector<AdamwPiece> pieces;
   session.params.for_each_group([&](const std::string& name, const Param& p, const ParameterStore::Local& l) {
-    if (l.master.numel() == 0) return;                                 // all of it is other ranks'
+    if (l.master.numel() == 0) return;  // all of it is other ranks'
     uint32_t* amax = p.slot >= 0 ? session.params.weight_amax(p.slot) : nullptr;
-    pieces.push_back({.master = l.master, .m = l.m, .v = l.v, .grad = l.grad, .weights = l.weights, .amax = amax,
-                      .decay = p.shape.rank >= 2 ? double(o.weight_decay) : 0., .stream = hash(name), .first = l.first});
+    pieces.push_back({.master = l.master,
+                      .m = l.m,
+                      .v = l.v,
+                      .grad = l.grad,
+                      .weights = l.weights,
+                      .amax = amax,
+                      .decay = p.shape.rank >= 2 ? double(o.weight_decay) : 0.,
+                      .stream = hash(name),
+                      .first = l.first});
   });
-  const AdamwSettings settings{.lr = lr, .beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps,
-                               .seed = uint64_t(*session.config.training.seed), .step = uint64_t(step_)};
+  const AdamwSettings settings{.lr = lr,
+                               .beta1 = o.beta1,
+                               .beta2 = o.beta2,
+                               .eps = o.eps,
+                               .seed = uint64_t(*session.config.training.seed),
+                               .step = uint64_t(step_)};
   adamw(session.stream, pieces, settings, state_);
 }
 
@@ -122,8 +138,13 @@ StepReport Trainer::report(int64_t step) {
   f.end.synchronize();
   ++session.pulse;
   const Tensor load = session.model.expert_load();
-  return {.step = step, .loss = f.state->loss / f.valid_targets, .lr = f.lr, .seconds = f.end.seconds_since(f.begin), .state = *f.state,
-          .health = f.health, .expert_load = {f.load, f.load + (load ? load.numel() : 0)}};
+  return {.step = step,
+          .loss = f.state->loss / f.valid_targets,
+          .lr = f.lr,
+          .seconds = f.end.seconds_since(f.begin),
+          .state = *f.state,
+          .health = f.health,
+          .expert_load = {f.load, f.load + (load ? load.numel() : 0)}};
 }
 
 double Trainer::evaluate(const Samples& samples, int64_t sequences) { return session.loss(samples, 0, sequences); }

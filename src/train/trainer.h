@@ -5,11 +5,11 @@
 
 namespace octet::BACKEND {
 
-struct StepReport {                 // of one finished step
-  int64_t step = 0;                 // counted from 1
+struct StepReport {  // of one finished step
+  int64_t step = 0;  // counted from 1
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
-  HealthReport health;              // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
+  HealthReport health;  // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
   std::vector<double> expert_load{};  // (L,E): tokens of all ranks that chose each expert; empty without experts
 };
 
@@ -17,25 +17,25 @@ class Trainer {
  public:
   Trainer(const RunConfig&, Host&, const PlanResult&, const Device::Options&);
   ~Trainer();
-  void step(const Samples&);                 // one optimizer step; returns when it is queued, not when it is done
-  StepReport report(int64_t step);           // of one of the last two steps; waits for it
+  void step(const Samples&);        // one optimizer step; returns when it is queued, not when it is done
+  StepReport report(int64_t step);  // of one of the last two steps; waits for it
   double evaluate(const Samples&, int64_t sequences);
 
   int64_t steps_done() const { return step_; }
   int64_t samples_done() const { return samples_; }
   void restore(int64_t step, int64_t samples, const StepState&);  // counters of a checkpoint
-  StepState state();                         // waits
+  StepState state();                                              // waits
   Session session;
 
  private:
-  struct InFlight;                           // host side of a step: its events and the record that comes home
+  struct InFlight;  // host side of a step: its events and the record that comes home
   void update(double lr);
   void examine(DelayedScaling&, HealthReport&);
   Tensor record(size_t offset, DType, int64_t count) const;  // a field of the state on the device
 
-  int64_t step_ = 0, samples_ = 0;           // samples: sequences that all ranks have taken
-  Tensor state_{};                           // StepState
-  Tensor partial_{};                         // of sum_of_squares
+  int64_t step_ = 0, samples_ = 0;  // samples: sequences that all ranks have taken
+  Tensor state_{};                  // StepState
+  Tensor partial_{};                // of sum_of_squares
   std::array<std::unique_ptr<InFlight>, 2> flights_;
 };
 

@@ -38,9 +38,14 @@ class Report {
     Comparison sum;
     for (const Comparison& part : all) sum.merge(part);
     const auto [limit, tolerance] = bf16_ ? bf16 : fp32;
-    const double got = limit == Limit::absolute ? sum.absolute : limit == Limit::relative ? sum.relative() : sum.metric();
+    const double got = limit == Limit::absolute   ? sum.absolute
+                       : limit == Limit::relative ? sum.relative()
+                                                  : sum.metric();
     lines.push_back({what, sum.absolute, sum.relative(), sum.metric(), tolerance,
-                     limit == Limit::absolute ? "absolute" : limit == Limit::relative ? "relative" : "metric", got <= tolerance});
+                     limit == Limit::absolute   ? "absolute"
+                     : limit == Limit::relative ? "relative"
+                                                : "metric",
+                     got <= tolerance});
   }
   void scalar(const std::string& what, double x, double y, double fp32, double bf16) {
     Comparison c;
@@ -77,14 +82,16 @@ class Extra {
 
 bool is_half(const RunConfig& config) { return size_of(config.precision.param_dtype) == 2; }  // bf16, fp16
 
-// The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the reference's choice of experts.
+// The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the reference's choice of
+// experts.
 class RouterCheck {
  public:
   RouterCheck(Session& s, const SafetensorsFile& expected, int64_t rows, bool bf16)
       : session_(s), choice_(s, DType::f32, shape_of(s, rows)), losses_(s, DType::f64, {2}), forced_(bf16) {
     if (!s.config.model.num_experts) return;
     want_ = expected.read_all<double>("router_logits");
-    CHECK(int64_t(want_.size()) == choice_.tensor.numel(), "router_logits: ", want_.size(), " values for ", choice_.tensor.shape);
+    CHECK(int64_t(want_.size()) == choice_.tensor.numel(), "router_logits: ", want_.size(), " values for ",
+          choice_.tensor.shape);
     if (forced_) from_host(s.stream, choice_.tensor, want_);
   }
   Routers routers() {
@@ -96,7 +103,8 @@ class RouterCheck {
     Routers r = routers();
     r.observe = [this](int64_t layer, Tensor logits) {
       const auto got = to_host(session_.stream, logits);
-      for (size_t i = 0; i < got.size() && session_.host.rank() == 0; ++i) logits_.add(got[i], want_[size_t(layer) * got.size() + i]);
+      for (size_t i = 0; i < got.size() && session_.host.rank() == 0; ++i)
+        logits_.add(got[i], want_[size_t(layer) * got.size() + i]);
     };
     return r;
   }
@@ -118,11 +126,16 @@ class RouterCheck {
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
 // Every rank computes the whole reference batch; R copies of it over R times the targets have its loss and gradients.
-void check_expected(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request, Report& report) {
+void check_expected(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request,
+                    Report& report) {
   const SafetensorsFile expected(request.expected);
   const auto& ids = expected.at("input_ids");
-  if (ids.shape.size() != 2) bad_input(request.expected, ": input_ids has the shape ", to_string(ids.shape), "; expected [B, T]");
-  Batch batch{.tokens = expected.read_all<int32_t>("input_ids"), .targets = expected.read_all<int32_t>("labels"), .batch = ids.shape[0], .seq_len = ids.shape[1]};
+  if (ids.shape.size() != 2)
+    bad_input(request.expected, ": input_ids has the shape ", to_string(ids.shape), "; expected [B, T]");
+  Batch batch{.tokens = expected.read_all<int32_t>("input_ids"),
+              .targets = expected.read_all<int32_t>("labels"),
+              .batch = ids.shape[0],
+              .seq_len = ids.shape[1]};
   RunConfig config = base;
   config.training.seq_len.set(batch.seq_len);
   config.training.micro_batch_size.set(batch.batch);
@@ -148,7 +161,8 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   const double loss = s.loss(samples, 0, batch.batch * host.size());
   report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
 
-  const double valid = double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
+  const double valid =
+      double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
   const Tensor total = s.loss_total();
   s.params.zero_gradients(s.stream);
   fill_zero(s.stream, total);
@@ -161,7 +175,8 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
     const Slice where = find_expected_gradient(name, shape.numel());
     const auto& entry = expected.at(where.name);
     const auto got = to_host(s.stream, l.grad);
-    const int64_t held = std::clamp<int64_t>(std::min(where.count, entry.numel() - where.first) - l.first, 0, int64_t(got.size()));
+    const int64_t held =
+        std::clamp<int64_t>(std::min(where.count, entry.numel() - where.first) - l.first, 0, int64_t(got.size()));
     std::vector<double> reference(static_cast<size_t>(held));
     if (held) expected.read(entry, where.first + l.first, held, reference.data());
     Comparison gradient;
@@ -193,16 +208,18 @@ void check_final_norms(Session& s, Host& host, const json& norms, Report& report
   }
 }
 
-void check_trajectory(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request, Report& report) {
+void check_trajectory(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request,
+                      Report& report) {
   const json t = parse_json(read_file(request.trajectory), request.trajectory);
   const json& h = t.at("hyper_parameters");
   std::string batches_path = request.trajectory;
   batches_path.replace(batches_path.rfind(".json"), 5, ".safetensors");
   const SafetensorsFile file(batches_path);
-  const auto& shape = file.at("batches").shape;                      // [n, sequences, T+1]
+  const auto& shape = file.at("batches").shape;  // [n, sequences, T+1]
   const auto ids = file.read_all<int32_t>("batches");
   const int64_t n = shape[0], G = shape[1], T = shape[2] - 1;
-  if (G % host.size()) bad_input(batches_path, ": its ", G, " sequences a step cannot be shared by ", host.size(), " ranks");
+  if (G % host.size())
+    bad_input(batches_path, ": its ", G, " sequences a step cannot be shared by ", host.size(), " ranks");
   RunConfig config = base;
   config.training.seq_len.set(T);
   config.training.global_batch_size.set(G);
@@ -235,14 +252,16 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
     const StepReport r = trainer.report(i + 1);
     report.scalar(concat("step ", i, " loss"), r.loss, t.at("loss")[size_t(i)], 1e-5, 1e-2);
     report.scalar(concat("step ", i, " norm"), r.state.norm, t.at("grad_norm")[size_t(i)], 1e-5, 1e-2);
-    if (config.model.num_experts) report.scalar(concat("step ", i, " aux loss"), r.state.aux, t.at("aux_loss")[size_t(i)], 1e-5, 1e-2);
+    if (config.model.num_experts)
+      report.scalar(concat("step ", i, " aux loss"), r.state.aux, t.at("aux_loss")[size_t(i)], 1e-5, 1e-2);
   }
   check_final_norms(s, host, t.at("final_norms"), report);
 }
 
 }  // namespace
 
-std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner, const VerifyRequest& request) {
+std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner,
+                                   const VerifyRequest& request) {
   Report report(host, is_half(config));
   if (!request.expected.empty()) check_expected(config, host, planner, request, report);
   const bool wanders = config.model.num_experts > 0 && is_half(config);  // tokens, to other experts

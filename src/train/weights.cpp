@@ -34,7 +34,9 @@ template void from_host(Stream&, Tensor, const std::vector<double>&);
 
 std::vector<NamedShape> names_of(const ParameterStore& params) {
   std::vector<NamedShape> names;
-  params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local&) { names.push_back({name, shape}); });
+  params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local&) {
+    names.push_back({name, shape});
+  });
   return names;
 }
 

@@ -5,9 +5,9 @@
 
 namespace octet::BACKEND {
 
-std::vector<double> to_host(Stream&, Tensor);                  // of any float type; waits
+std::vector<double> to_host(Stream&, Tensor);  // of any float type; waits
 template <class T>
-void from_host(Stream&, Tensor dst, const std::vector<T>& src); // rounded to dst's type; waits
+void from_host(Stream&, Tensor dst, const std::vector<T>& src);  // rounded to dst's type; waits
 
 // Reads every parameter from the files, checking names and shapes first; publishes.
 void read_masters(Stream&, ParameterStore&, const SafetensorsModel&, const HfLayout&);

@@ -1,5 +1,5 @@
-// Training on a card, as a user starts it: two deterministic runs give the same bits, stopping and resuming changes none,
-// and the losses are those of the CPU engine.
+// Training on a card, as a user starts it: two deterministic runs give the same bits, stopping and resuming changes
+// none, and the losses are those of the CPU engine.
 #include <cmath>
 
 #include "cli/tiny_run.h"
@@ -39,7 +39,8 @@ TEST_F(GpuTraining, RepeatsAndResumesBitForBit) {
     EXPECT_EQ(whole, tensors(name + "again", kKinds[i])) << kKinds[i][0];
     std::vector<std::string> first = kKinds[i];
     first.push_back("training.stop_after=5");
-    std::vector<std::string> words{"device=cuda", "training.deterministic=true", "checkpoint.dir=" + run_.path(name + "parts")};
+    std::vector<std::string> words{"device=cuda", "training.deterministic=true",
+                                   "checkpoint.dir=" + run_.path(name + "parts")};
     words.insert(words.end(), first.begin(), first.end());
     expect_done(run_.train(words));
     EXPECT_EQ(whole, tensors(name + "parts", kKinds[i])) << kKinds[i][0];
@@ -50,7 +51,8 @@ TEST_F(GpuTraining, LearnsWhatTheCpuLearns) {
   for (const auto& [type, tolerance] : {std::pair{"fp32", 1e-4}, std::pair{"bf16", 1e-2}}) {
     const std::string precision = std::string("precision.param_dtype=") + type;
     for (const char* device : {"cpu", "cuda"})
-      expect_done(run_.train({"device=" + std::string(device), precision, "checkpoint.dir=", "log.file=" + run_.path(std::string(type) + device + ".jsonl")}));
+      expect_done(run_.train({"device=" + std::string(device), precision,
+                              "checkpoint.dir=", "log.file=" + run_.path(std::string(type) + device + ".jsonl")}));
     const auto cpu = run_.losses(std::string(type) + "cpu.jsonl"), gpu = run_.losses(std::string(type) + "cuda.jsonl");
     ASSERT_EQ(cpu.size(), 10u);
     ASSERT_EQ(gpu.size(), 10u);
