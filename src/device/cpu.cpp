@@ -61,12 +61,19 @@ void* pinned_alloc(size_t bytes) {
 }
 void pinned_free(void* p) noexcept { std::free(p); }
 
-void copy_to_device(Stream&, void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
-void copy_to_host(Stream&, void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+// A rank may own nothing of a tensor: no bytes, and perhaps no address, which memcpy must not be given.
+void copy_to_device(Stream&, void* dst, const void* src, size_t bytes) {
+  if (bytes) std::memcpy(dst, src, bytes);
+}
+void copy_to_host(Stream&, void* dst, const void* src, size_t bytes) {
+  if (bytes) std::memcpy(dst, src, bytes);
+}
 void copy(Stream&, Tensor dst, Tensor src) {
   CHECK(dst.dtype == src.dtype && dst.numel() == src.numel(), "copy of ", src.shape, " to ", dst.shape);
-  std::memmove(dst.data, src.data, src.bytes());
+  if (src.bytes()) std::memmove(dst.data, src.data, src.bytes());
 }
-void fill_byte(Stream&, void* p, int byte, size_t bytes) { std::memset(p, byte, bytes); }
+void fill_byte(Stream&, void* p, int byte, size_t bytes) {
+  if (bytes) std::memset(p, byte, bytes);
+}
 
 }  // namespace octet::BACKEND

@@ -24,12 +24,12 @@ class MessageComm final : public Comm {
   void all_reduce(Stream&, Tensor t, Reduce op) override {
     const int64_t slice = (t.numel() + size() - 1) / size();
     padded_.resize(size_t(slice * size()) * size_of(t.dtype));
-    std::memcpy(padded_.data(), t.data, t.bytes());
+    if (t.bytes()) std::memcpy(padded_.data(), t.data, t.bytes());
     std::memset(padded_.data() + t.bytes(), 0, padded_.size() - t.bytes());  // reduced by somebody, read by nobody
     const Tensor full{padded_.data(), t.dtype, {slice * size()}}, mine = full.part(rank() * slice, {slice});
     reduce_received(mine, full.data, op);
     host_.all_gather(full.data, mine.data, mine.bytes());
-    std::memcpy(t.data, full.data, t.bytes());
+    if (t.bytes()) std::memcpy(t.data, full.data, t.bytes());
   }
   void broadcast(Stream&, Tensor t, int root) override { host_.broadcast(t.data, t.bytes(), root); }
 
