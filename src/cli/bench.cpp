@@ -70,13 +70,34 @@ json report_of(const RunConfig& config, const BenchResult& bench, const TokenFlo
     report["mfu"] = {{"causal", rate.median * flops.causal / peak},
                      {"full", rate.median * flops.full / peak},
                      {"peak_tflops", peak / 1e12}};
-  report["memory"] = {{"peak_bytes", bench.peak_bytes},
-                      {"planned_bytes", bench.planned_bytes},
-                      {"overhead_bytes", int64_t(bench.peak_bytes) - int64_t(bench.planned_bytes)},  // context, libraries
-                      {"unused_bytes", bench.planned_bytes - bench.arena_bytes}};                    // reserved for nothing
+  report["memory"] = {
+      {"peak_bytes", bench.peak_bytes},
+      {"planned_bytes", bench.planned_bytes},
+      {"overhead_bytes", int64_t(bench.peak_bytes) - int64_t(bench.planned_bytes)},  // context, libraries
+      {"unused_bytes", bench.planned_bytes - bench.arena_bytes}};                    // reserved for nothing
   report["loss"] = bench.loss;
   report["norm"] = bench.norm;
   return report;
+}
+
+// Each op and product of the config by itself: what one call does, by the plan, and how fast.
+int bench_ops(const RunConfig& config, const Engine& engine, const Target& target, const PlanResult& plan,
+              const std::string& which) {
+  const OpKinds kinds{.layers = which != "products", .products = which != "layers"};
+  const std::vector<OpTime> counted = plan::engine().bench_ops(config, target, plan, kinds);
+  const std::vector<OpTime> timed = engine.bench_ops(config, target, plan, kinds);
+  json ops = json::array();
+  for (size_t i = 0; i < timed.size(); ++i) {
+    const double flops = counted[i].flops, bytes = counted[i].bytes, seconds = timed[i].seconds;
+    json op{{"op", timed[i].name}, {"us", 1e6 * seconds}, {"megabytes", bytes / 1e6}};
+    if (flops > 0) op["tflops"] = flops / seconds / 1e12;
+    else op["tb_per_second"] = bytes / seconds / 1e12;
+    std::fprintf(stderr, "%-72s %10.1f us %9.1f MB %9.3f %s\n", timed[i].name.c_str(), 1e6 * seconds, bytes / 1e6,
+                 (flops > 0 ? flops : bytes) / seconds / 1e12, flops > 0 ? "TFLOP/s" : "TB/s");
+    ops.push_back(std::move(op));
+  }
+  std::printf("%s\n", ops.dump().c_str());
+  return 0;
 }
 
 int bench(const Arguments& arguments, Host* mpi) {
@@ -92,6 +113,13 @@ int bench(const Arguments& arguments, Host* mpi) {
   const Engine& engine = choose_engine(config);
   const Target target = target_of(engine, config);
   const Planner planner = planner_for(target, int(ranks));
+  if (arguments.has("ops")) {
+    if (ranks > 1) arguments.refuse("--ops times one device: run it on one rank");
+    const std::string which = arguments.text("ops");
+    if (which != "all" && which != "layers" && which != "products")
+      arguments.refuse(concat("--ops is all, layers or products, not '", which, "'"));
+    return bench_ops(config, engine, target, planner(config), which);
+  }
   BenchResult result;
   on_ranks(mpi, ranks, [&](Host& host) {
     BenchResult mine = engine.bench(config, host, planner, request);
@@ -118,11 +146,16 @@ Command bench_command() {
           .summary = "measure the speed of training, on random tokens",
           .options = {{"steps", "N", "steps that are measured", "10"},
                       {"warmup", "N", "steps before them", "3"},
+                      {"ops", "WHICH",
+                       "time ops by themselves instead of steps: all, layers (all but products) or products"},
                       {"profile", "", "time every class of kernels, too (the steps get slower)"},
                       kRanksOption},
           .more =
-              "Prints one line of JSON; with --profile also a table on standard error. No data are needed.\n\n"
+              "Prints one line of JSON; with --profile or --ops also a table on standard error. No data are needed.\n"
+              "--ops calls an op 20 times on the same tensors: one that fits into the cache of the card runs from "
+              "there.\n\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --steps 20\n"
+              "  octet bench configs/llama_1b.json fp8.enabled=true --ops layers\n"
               "  octet bench configs/tiny_llama.json --profile\n",
           .run = bench};
 }

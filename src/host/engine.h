@@ -49,6 +49,14 @@ struct BenchRequest {
   bool profile = false;
 };
 
+struct OpKinds {  // what octet bench --ops times
+  bool layers = true, products = true;
+};
+struct OpTime {  // of one call: what the plan counts, how long it took
+  std::string name;
+  double flops = 0, bytes = 0, seconds = 0;
+};
+
 using Planner = std::function<PlanResult(const RunConfig&)>;  // for the ranks and the card of this run
 
 struct Engine {
@@ -59,6 +67,8 @@ struct Engine {
   TrainResult (*train)(const RunConfig&, Host&, const Planner&);
   std::vector<VerifyLine> (*verify)(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
   BenchResult (*bench)(const RunConfig&, Host&, const Planner&, const BenchRequest&);
+  // Each op and product of the config by itself. The plan engine gives flops and bytes, the others seconds.
+  std::vector<OpTime> (*bench_ops)(const RunConfig&, const Target&, const PlanResult&, OpKinds);
 };
 namespace cpu {
 const Engine& engine();

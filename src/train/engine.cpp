@@ -19,7 +19,8 @@ const Engine& engine() {
                               .plan = plan_run,
                               .train = train_run,
                               .verify = verify_run,
-                              .bench = bench_run};
+                              .bench = bench_run,
+                              .bench_ops = bench_ops};
   return entries;
 }
 

@@ -8,5 +8,6 @@ PlanResult plan_run(const RunConfig&, int ranks, const Target&);
 TrainResult train_run(const RunConfig&, Host&, const Planner&);
 std::vector<VerifyLine> verify_run(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
 BenchResult bench_run(const RunConfig&, Host&, const Planner&, const BenchRequest&);
+std::vector<OpTime> bench_ops(const RunConfig&, const Target&, const PlanResult&, OpKinds);
 
 }  // namespace octet::BACKEND

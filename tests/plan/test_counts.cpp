@@ -81,9 +81,10 @@ TEST_F(Counts, BytesOfElementwiseWork) {
   const Tensor x = make(DType::bf16, {6, 4}), w = make(DType::bf16, {4}), rstd = make(DType::f32, {6});
   const Operand y{.q = make(DType::e4m3, {6, 4}), .q_t = make(DType::e4m3, {4, 6})};
   rmsnorm_forward(s, y, rstd, x, w, 1e-5);
-  Work norm = of(Kernel::norm);
-  EXPECT_EQ(norm.bytes, 2 * 24 + 24 + 48 + 8);  // both codes, rstd, x, w
-  EXPECT_EQ(norm.flops, 0);
+  const WorkLog work = device.take_work();
+  EXPECT_EQ(work[size_t(Kernel::norm)].bytes, 24 + 24 + 48 + 8);  // codes by rows, rstd, x, w
+  EXPECT_EQ(work[size_t(Kernel::norm)].flops, 0);
+  EXPECT_EQ(work[size_t(Kernel::quantize)].bytes, 24 + 24);  // the codes' transposition
   const Tensor losses = make(DType::f32, {6}), targets = make(DType::i32, {6});
   cross_entropy(s, losses, x, targets, 4, 1, Backward::no);
   EXPECT_EQ(of(Kernel::loss).bytes, 24 + 24 + 48);

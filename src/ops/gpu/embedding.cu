@@ -1,6 +1,7 @@
 // Token embedding: a copy of rows, and their sums by token. `order` holds the rows sorted by token, so equal tokens are
-// a run. A warp adds a run of up to 32 rows, 256 columns of it; a longer one is shared by the warps of the block, 32
-// rows each in turn, their sums added in order. Either way the order of the sum is fixed.
+// a run. A warp adds a run of up to 32 rows, 1024 columns of it, so that finding the run costs little beside moving it;
+// a longer one is shared by the warps of the block, 32 rows each in turn, their sums added in order. Either way the
+// order of the sum is fixed.
 #include <algorithm>
 
 #include "ops/gpu/reduce.cuh"
@@ -9,7 +10,7 @@ namespace octet::BACKEND {
 
 namespace {
 
-constexpr int kWarps = 8, kSlab = 256;  // columns of a warp, 8 a lane
+constexpr int kWarps = 8, kSlab = 256, kSlabs = 4;  // columns that a warp takes at once, 8 a lane; and how often
 
 __global__ void __launch_bounds__(256)
     forward_kernel(uint4* y, const int32_t* tokens, const uint4* w, int64_t vectors) {
@@ -65,50 +66,91 @@ __device__ int add_rows(float (&sum)[8], const Run<T>& run, int64_t base, int to
   return rows;
 }
 
-template <class T, class W, bool kFast>
-__global__ void __launch_bounds__(256) backward_kernel(W* dw, const Run<T> run) {
-  __shared__ float room[kWarps][kSlab];
-  __shared__ int long_token[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t c = blockIdx.y * int64_t(kSlab) + lane * 8, first = blockIdx.x * int64_t(kWarps), p = first + warp;
-  const int count = int(max(int64_t(0), min(int64_t(8), run.C - c)));
-  int token = -1;
-  bool is_long = false;
-  if (p < run.N) {
-    token = run.tokens[run.order[p]];
-    if (p > 0 && run.tokens[run.order[p - 1]] == token) token = -1;  // another warp's run
-    else is_long = p + 32 < run.N && run.tokens[run.order[p + 32]] == token;
-  }
-  if (lane == 0) long_token[warp] = is_long ? token : -1;
-  if (token >= 0 && !is_long) {
-    W* to = dw + token * run.C + c;
-    const Pack<W> before = load<kFast>(to, count);
-    float sum[8] = {}, total[8];
-    add_rows<kFast>(sum, run, p, token, c, count);
-    unpack(total, before);
+// dw's row += the rows whose bits are set, lane r holding the r-th one's number: all slabs of two rows on their way at
+// once.
+template <bool kFast, class T, class W>
+__device__ void add_short_run(W* dw, const Run<T>& run, unsigned rows, int row, int64_t c0) {
+  Pack<W> before[kSlabs];
+  float sum[kSlabs][8] = {};
+  int count[kSlabs];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) total[j] += sum[j];
-    store<kFast>(to, total, count);
+  for (int k = 0; k < kSlabs; ++k) {
+    count[k] = int(max(int64_t(0), min(int64_t(8), run.C - c0 - k * kSlab)));
+    before[k] = load<kFast>(dw + c0 + k * kSlab, count[k]);
   }
-  __syncthreads();
-  for (int w = 0; w < kWarps; ++w) {
-    token = long_token[w];
-    if (token < 0) continue;
+#pragma unroll 1
+  for (unsigned r0 = 0; r0 < rows; r0 += 2) {
+    Pack<T> part[2][kSlabs];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const T* from = run.dy + __shfl_sync(~0u, row, int(r0 + r) % 32) * run.C + c0;
+#pragma unroll
+      for (int k = 0; k < kSlabs; ++k) part[r][k] = load<kFast>(from + k * kSlab, r0 + r < rows ? count[k] : 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int k = 0; k < kSlabs; ++k) {
+        if (r0 + r >= rows) break;
+        float v[8];
+        unpack(v, part[r][k]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum[k][j] += v[j];
+      }
+  }
+#pragma unroll
+  for (int k = 0; k < kSlabs; ++k) {
+    float total[8];
+    unpack(total, before[k]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) total[j] += sum[k][j];
+    store<kFast>(dw + c0 + k * kSlab, total, count[k]);
+  }
+}
+
+// The run that starts at `first`, by all warps of the block.
+template <bool kFast, class T, class W>
+__device__ void add_long_run(W* dw, const Run<T>& run, int64_t first, int token) {
+  __shared__ float room[kWarps][kSlab];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int64_t c0 = blockIdx.y * int64_t(kSlabs * kSlab), k = 0; k < kSlabs && c0 < run.C; ++k, c0 += kSlab) {
+    const int64_t c = c0 + lane * 8, at = c + warp;  // this thread's column: j == warp
+    const int count = int(max(int64_t(0), min(int64_t(8), run.C - c)));
     float sum[8] = {};
-    for (int64_t base = first + w + warp * 32; add_rows<kFast>(sum, run, base, token, c, count) == 32;)
-      base += kWarps * 32;
+    for (int64_t base = first + warp * 32; add_rows<kFast>(sum, run, base, token, c, count) == 32;) base += kWarps * 32;
 #pragma unroll
     for (int j = 0; j < 8; ++j) room[warp][j * 32 + lane] = sum[j];
     __syncthreads();
-    const int64_t at = blockIdx.y * int64_t(kSlab) + lane * 8 + warp;  // this thread's column: j == warp
     if (at < run.C) {
       float total = 0;
 #pragma unroll
-      for (int k = 0; k < kWarps; ++k) total += room[k][warp * 32 + lane];
-      dw[token * run.C + at] = W(float(dw[token * run.C + at]) + total);
+      for (int w = 0; w < kWarps; ++w) total += room[w][warp * 32 + lane];
+      dw[at] = W(float(dw[at]) + total);
     }
     __syncthreads();
   }
+}
+
+template <class T, class W, bool kFast>
+__global__ void __launch_bounds__(256, 2) backward_kernel(W* dw, const Run<T> run) {
+  __shared__ int long_token[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t first = blockIdx.x * int64_t(kWarps), p = first + warp, last = run.N - 1;
+  // Three loads together, and three more.
+  const int row = run.order[min(p + lane, last)];
+  const int previous = run.order[max(min(p, last) - 1, int64_t(0))], behind = run.order[min(p + 32, last)];
+  const int mine = run.tokens[row], token = __shfl_sync(~0u, mine, 0);
+  const bool starts = p <= last && (p == 0 || run.tokens[previous] != token);
+  const bool is_long = starts && p + 32 <= last && run.tokens[behind] == token;
+  if (lane == 0) long_token[warp] = is_long ? token : -1;
+  if (starts && !is_long) {
+    const unsigned same = __ballot_sync(~0u, p + lane <= last && mine == token);  // sorted: the first lanes
+    const int64_t c = blockIdx.y * int64_t(kSlabs * kSlab) + lane * 8;
+    add_short_run<kFast>(dw + token * run.C, run, unsigned(__popc(same)), row, c);
+  }
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w)
+    if (long_token[w] >= 0) add_long_run<kFast>(dw + long_token[w] * run.C, run, first + w, long_token[w]);
 }
 
 }  // namespace
@@ -135,7 +177,7 @@ void embedding_backward(Stream& s, Tensor dw, Tensor dy, Tensor tokens, Tensor o
   const int64_t N = dy.rows(), C = dy.cols();
   CHECK(tokens.numel() == N && order.numel() == N && dw.cols() == C, dw.shape, " += ", dy.shape);
   if (N == 0) return;
-  const dim3 grid(blocks_for(N, kWarps), blocks_for(C, kSlab));
+  const dim3 grid(blocks_for(N, kWarps), blocks_for(C, kSlab * kSlabs));
   visit<float, bf16>(dy.dtype, [&]<class T>() {
     visit<float, bf16>(dw.dtype, [&]<class W>() {
       with_bool(C % 8 == 0 && aligned({dw.data, dy.data}), [&]<bool kFast>() {

@@ -28,7 +28,7 @@ __device__ inline float exp_of(float x, float m) {
   } else {
     constexpr float kLog2e = 1.4426950408889634f;
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, kLog2e, -(m * kLog2e))));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"((x - m) * kLog2e));  // exactly 1 where x == m
     return y;
   }
 }
@@ -50,8 +50,7 @@ __device__ inline void take(float& m, float& sum, const float (&v)[8]) {
 template <class T>
 __device__ inline void merge(float& m, float& sum, float m2, float sum2) {
   const float top = fmaxf(m, m2);
-  // The larger side is not scaled at all: its factor is 1, which exp_of misses for the start value of a thread without data.
-  sum = (m == top ? sum : sum * exp_of<T>(m, top)) + (m2 == top ? sum2 : sum2 * exp_of<T>(m2, top));
+  sum = sum * exp_of<T>(m, top) + sum2 * exp_of<T>(m2, top);
   m = top;
 }
 

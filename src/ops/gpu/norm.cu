@@ -4,7 +4,6 @@
 namespace octet::BACKEND {
 
 void rmsnorm_forward(Stream& s, Operand y, Tensor rstd, Tensor x, Tensor w, double eps) {
-  const Timed timed(s, Kernel::norm);
   const int64_t N = x.rows(), C = x.cols();
   CHECK(w.numel() == C && rstd.numel() == N, x.shape, " * ", w.shape, ", rstd ", rstd.shape);
   visit<float, bf16>(x.dtype, [&]<class T>() {

@@ -161,16 +161,20 @@ void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t 
   const Sink<T> out(by_rows, N, f.C);
   const bool fast = f.C % 8 == 0 && f.C <= 4 * 8 * 512 && out.fast() && aligned({f.x, f.w, f.b});
   if (N == 0) return;
-  if (!fast) norm_forward_any_kernel<T, kCentre><<<unsigned(N), 256, 0, raw(s)>>>(f, out);
-  else if (f.C <= 1024) launch_norm_forward<kCentre, 1>(s, f, out);
-  else if (f.C <= 2048) launch_norm_forward<kCentre, 2>(s, f, out);
-  else launch_norm_forward<kCentre, 4>(s, f, out);
-  CUDA_CHECK(cudaGetLastError());
+  {
+    const Timed timed(s, Kernel::norm);
+    if (!fast) norm_forward_any_kernel<T, kCentre><<<unsigned(N), 256, 0, raw(s)>>>(f, out);
+    else if (f.C <= 1024) launch_norm_forward<kCentre, 1>(s, f, out);
+    else if (f.C <= 2048) launch_norm_forward<kCentre, 2>(s, f, out);
+    else launch_norm_forward<kCentre, 4>(s, f, out);
+    CUDA_CHECK(cudaGetLastError());
+  }
   if (!y.q_t) return;
   if (y.q) {
     transpose(s, y.q_t, y.q);
     return;
   }
+  const Timed timed(s, Kernel::norm);
   Operand turned = y;
   turned.plain = {}, turned.slot.amax = nullptr;  // both are there already
   produce(s, Normalised<T, kCentre>{f, int(ceil_div(f.C, 8))}, Sink<T>(turned, N, f.C), f.C % 8 == 0 && aligned({f.x}));

@@ -1,4 +1,4 @@
-// Rotary embedding. Forward turns q and k in place: a thread keeps the angles of 8 pairs and goes over the heads.
+// Rotary embedding. Forward turns q and k in place: a thread turns 8 pairs of four heads by the same angles.
 // Backward is a producer whose unit is a pair of vectors (i, i + R/2), so that it may write over its input and turn in
 // one pass.
 #include "ops/gpu/producer.cuh"
@@ -20,20 +20,24 @@ struct Angles {
   float sign;  // -1: back
   int half;
   template <bool kFast>
-  __device__ void load(float (&cos)[8], float (&sin)[8], int64_t n, int i, int count) const {
+  __device__ void load(float4 (&pairs)[4], int64_t n, int i, int count) const {
     const float* p = table + ((int64_t(unsigned(n) % T) + first) * half + i) * 2;
     if constexpr (kFast) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float4 v = __ldg(reinterpret_cast<const float4*>(p) + j);
-        cos[2 * j] = v.x, sin[2 * j] = sign * v.y, cos[2 * j + 1] = v.z, sin[2 * j + 1] = sign * v.w;
-      }
+      for (int j = 0; j < 4; ++j) pairs[j] = __ldg(reinterpret_cast<const float4*>(p) + j);
     } else {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        cos[j] = j < count ? p[2 * j] : 1.f;
-        sin[j] = j < count ? sign * p[2 * j + 1] : 0.f;
+      for (int j = 0; j < 4; ++j) {
+        const bool one = 2 * j < count, two = 2 * j + 1 < count;
+        pairs[j] = {one ? p[4 * j] : 1.f, one ? p[4 * j + 1] : 0.f, two ? p[4 * j + 2] : 1.f, two ? p[4 * j + 3] : 0.f};
       }
+    }
+  }
+  __device__ void split(float (&cos)[8], float (&sin)[8], const float4 (&pairs)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      cos[2 * j] = pairs[j].x, sin[2 * j] = sign * pairs[j].y;
+      cos[2 * j + 1] = pairs[j].z, sin[2 * j + 1] = sign * pairs[j].w;
     }
   }
 };
@@ -46,37 +50,37 @@ __device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8
   }
 }
 
-// Thread: row n, pairs 8*j.., heads `part`, part + parts, ..., four at a time.
+// Thread: row n, pairs i .. i+7, heads g, g + groups, ... four of them. The threads of a row lie together, so that what
+// is on its way at one time is whole rows: pieces of a head from many rows cost a third of the memory's rate.
 template <class T, bool kFast>
 __global__ void __launch_bounds__(256)
-    forward_kernel(T* x, const Layout l, const Angles angles, int64_t N, int64_t width, int parts) {
-  const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x;
-  const int i = int(index % vectors) * 8, part = int(blockIdx.y), count = min(8, l.half - i);
-  const int64_t n = index / vectors;
-  if (n >= N) return;
-  float cos[8], sin[8];
-  angles.load<kFast>(cos, sin, n, i, count);
+    forward_kernel(T* x, const Layout l, const Angles angles, unsigned threads, int64_t width, int groups) {
+  const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x, each = index / vectors;
+  if (index >= threads) return;
+  const int i = int(index % vectors) * 8, g = int(each % groups), count = min(8, l.half - i);
+  const int64_t n = each / groups;
   T* row = x + n * width + i;
-#pragma unroll 1
-  for (int h0 = part; h0 < l.rotated_heads; h0 += 4 * parts) {
-    Pack<T> lo[4], hi[4];
+  Pack<T> lo[4], hi[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (const int h = h0 + k * parts; h < l.rotated_heads) {
-        lo[k] = load<kFast>(row + l.rotated_col(h), count);
-        hi[k] = load<kFast>(row + l.rotated_col(h) + l.half, count);
-      }
+  for (int k = 0; k < 4; ++k)
+    if (const int h = g + k * groups; h < l.rotated_heads) {
+      lo[k] = load<kFast>(row + l.rotated_col(h), count);
+      hi[k] = load<kFast>(row + l.rotated_col(h) + l.half, count);
+    }
+  float4 pairs[4];
+  angles.load<kFast>(pairs, n, i, count);
+  float cos[8], sin[8];
+  angles.split(cos, sin, pairs);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (const int h = h0 + k * parts; h < l.rotated_heads) {
-        float a[8], b[8];
-        unpack(a, lo[k]);
-        unpack(b, hi[k]);
-        rotate(a, b, cos, sin);
-        store<kFast>(row + l.rotated_col(h), a, count);
-        store<kFast>(row + l.rotated_col(h) + l.half, b, count);
-      }
-  }
+  for (int k = 0; k < 4; ++k)
+    if (const int h = g + k * groups; h < l.rotated_heads) {
+      float a[8], b[8];
+      unpack(a, lo[k]);
+      unpack(b, hi[k]);
+      rotate(a, b, cos, sin);
+      store<kFast>(row + l.rotated_col(h), a, count);
+      store<kFast>(row + l.rotated_col(h) + l.half, b, count);
+    }
 }
 
 template <class T>
@@ -84,6 +88,9 @@ struct RopeBackward {
   static constexpr int kWays = 2;
   struct Raw {
     Pack<T> a, b;
+#ifndef ROPE_OLD
+    float4 angles[4];  // (cos, sin) of 8 pairs: on their way together with the values
+#endif
   };
   const T* x;
   int64_t width;
@@ -104,14 +111,23 @@ struct RopeBackward {
   __device__ void load(Raw& raw, int64_t n, const Place& p) const {
     raw.a = BACKEND::load<kFast>(x + n * width + p.col[0], p.count[0]);
     raw.b = BACKEND::load<kFast>(x + n * width + p.col[1], p.count[1]);
+#ifndef ROPE_OLD
+    if (p.i >= 0) angles.load<kFast>(raw.angles, n, p.i, p.count[0]);
+#endif
   }
   __device__ void compute(float (&y)[2][8], const Raw& raw, int64_t n, const Place& p) const {
     unpack(y[0], raw.a);
     unpack(y[1], raw.b);
     if (p.i < 0) return;
     float cos[8], sin[8];
-    if (l.half % 8 == 0) angles.load<true>(cos, sin, n, p.i, 8);
-    else angles.load<false>(cos, sin, n, p.i, p.count[0]);
+#ifndef ROPE_OLD
+    angles.split(cos, sin, raw.angles);
+#else
+    float4 pairs[4];
+    if (l.half % 8 == 0) angles.load<true>(pairs, n, p.i, 8);
+    else angles.load<false>(pairs, n, p.i, p.count[0]);
+    angles.split(cos, sin, pairs);
+#endif
     rotate(y[0], y[1], cos, sin);
   }
 };
@@ -124,7 +140,7 @@ Layout layout_of(const Rope& r, Tensor qkv) {
   CHECK(r.first >= 0 && std::min(r.T, qkv.rows()) + r.first <= s[0], r.T, " + ", r.first, " positions of ", s[0]);
   CHECK(!h.interleaved || h.G == h.H, "interleaved heads come with their own k and v");
   CHECK(aligned({r.table.data}), "the table is read 16 bytes at a time");
-  CHECK(qkv.rows() * ceil_div(s[1], 8) < int64_t{1} << 32 && r.T < int64_t{1} << 32, "rows of ", qkv.shape, " are counted in 32 bits");
+  CHECK(qkv.rows() < int64_t{1} << 32 && r.T < int64_t{1} << 32, "rows of ", qkv.shape, " are counted in 32 bits");
   return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
 }
 
@@ -133,12 +149,13 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign) {
   const Layout l = layout_of(r, qkv);
   const int64_t N = qkv.rows(), vectors = ceil_div(l.half, 8);
   if (N == 0 || l.half == 0) return;
-  const int parts = int(ceil_div(l.rotated_heads, 8));  // two rounds of four heads: the angles are read once for eight
+  const int64_t groups = ceil_div(l.rotated_heads, 4), threads = N * vectors * groups;
+  CHECK(threads < int64_t{1} << 32, "threads for ", qkv.shape, " are counted in 32 bits");
   const Angles angles{r.table.ptr<float>(), unsigned(r.T), r.first, sign, l.half};
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
-      forward_kernel<T, kFast>
-          <<<dim3(blocks_for(N * vectors, 256), unsigned(parts)), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, N, qkv.cols(), parts);
+      forward_kernel<T, kFast><<<blocks_for(threads, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, unsigned(threads),
+                                                                             qkv.cols(), int(groups));
     });
   });
   CUDA_CHECK(cudaGetLastError());

@@ -1,5 +1,6 @@
 // The operations of the layers as counts: bytes that must move; element-wise arithmetic is not counted as FLOPs.
 #include <algorithm>
+#include <utility>
 
 #include "ops/plan/bytes.h"
 
@@ -13,14 +14,19 @@ void embedding_backward(Stream& s, Tensor dw, Tensor dy, Tensor tokens, Tensor o
   count(s, Kernel::embedding, 0, bytes(dy, tokens, order) + 2 * rows * double(dw.cols()) * double(size_of(dw.dtype)));
 }
 
+// What normalises, and where codes lie both ways the transposition that follows.
+static void count_norm_forward(Stream& s, Operand y, double inputs) {
+  if (y.q && y.q_t) transpose(s, std::exchange(y.q_t, {}), y.q);
+  count(s, Kernel::norm, 0, bytes(y) + inputs);
+}
 void rmsnorm_forward(Stream& s, Operand y, Tensor rstd, Tensor x, Tensor w, double) {
-  count(s, Kernel::norm, 0, bytes(y, rstd, x, w));
+  count_norm_forward(s, y, bytes(rstd, x, w));
 }
 void rmsnorm_backward(Stream& s, const RmsnormBackward& g) {
   count(s, Kernel::norm, 0, bytes(g.dx, g.dx, g.dw, g.dw, g.dy, g.x, g.w, g.rstd, g.partial, g.partial));
 }
 void layernorm_forward(Stream& s, const LayernormForward& f) {
-  count(s, Kernel::norm, 0, bytes(f.y, f.mean, f.rstd, f.x, f.w, f.b));
+  count_norm_forward(s, f.y, bytes(f.mean, f.rstd, f.x, f.w, f.b));
 }
 void layernorm_backward(Stream& s, const LayernormBackward& g) {
   count(s, Kernel::norm, 0,
