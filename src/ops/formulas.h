@@ -90,14 +90,22 @@ constexpr float delayed_scale(const ScaleRule& r, float scale, float last, float
 // bf16 rounded up with the probability of what lies below its last bit: `random16` < 2^16 is added there, then cut off.
 constexpr bf16 round_stochastic(float f, uint32_t random16) {
   const uint32_t u = std::bit_cast<uint32_t>(f);
+  const bool finite = (u & 0x7f800000u) != 0x7f800000u;  // inf and NaN have no neighbour
   bf16 y{};
-  if ((u & 0x7f800000u) == 0x7f800000u) return bf16(f);  // inf and NaN have no neighbour
-  y.bits = uint16_t((u + (random16 & 0xffffu)) >> 16);
+  y.bits = uint16_t((u + (finite ? random16 & 0xffffu : 0u)) >> 16 | (f != f ? 0x40u : 0u));
   return y;
 }
-// 64 random bits for element `index` of a parameter in step `step`: 16 each for master, m and v, from the lowest on.
-constexpr uint64_t rounding_bits(uint64_t seed, uint64_t step, uint64_t stream, uint64_t index) {
-  return random_bits(seed ^ mix(step + 1), stream, index);
+// Random bits for an element of a parameter in a step: 64 for a pair of elements. The key is the same for all of them.
+constexpr uint64_t rounding_key(uint64_t seed, uint64_t step, uint64_t stream) {
+  return random_key(seed ^ mix(step + 1), stream);
+}
+constexpr uint32_t rounding_bits(uint64_t key, uint64_t index) {
+  return uint32_t(mix(key + (index >> 1)) >> (index & 1 ? 32 : 0));
+}
+// The 16 of them that each tensor is rounded by. m and v share none; the master's are a hash of both.
+enum class Rounded : uint8_t { m, v, master };
+constexpr uint32_t rounding_part(uint32_t bits, Rounded what) {
+  return what == Rounded::m ? bits & 0xffffu : what == Rounded::v ? bits >> 16 : bits * 0x9e3779b1u >> 16;
 }
 
 // AdamW of one element in R. `t` counts updates from 1; the corrections are computed in f64 and once for many elements.

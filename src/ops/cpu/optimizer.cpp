@@ -13,29 +13,31 @@ StepState& step_state(Tensor state) {
   return *static_cast<StepState*>(state.data);
 }
 
-// bf16 is rounded by 16 of each element's random bits, from bit `shift` on.
+// bf16 is rounded by 16 of each element's random bits.
 template <class R>
-void store_rounded(const Tensor& y, int64_t first, const R* in, int64_t n, const uint64_t* random, int shift) {
+void store_rounded(const Tensor& y, int64_t first, const R* in, int64_t n, const uint32_t* random, Rounded what) {
   if (y.dtype != DType::bf16) return store(y, first, in, n);
   bf16* out = y.ptr<bf16>() + first;
-  for (int64_t i = 0; i < n; ++i) out[i] = round_stochastic(float(in[i]), uint32_t(random[i] >> shift));
+  for (int64_t i = 0; i < n; ++i) out[i] = round_stochastic(float(in[i]), rounding_part(random[i], what));
 }
 
 template <class R>
 uint32_t update_block(const AdamwPiece& p, const AdamwSettings& s, const AdamwScalars<R>& a, int64_t first) {
   R w[kBlock], m[kBlock], v[kBlock], g[kBlock];
-  uint64_t random[kBlock] = {};
+  uint32_t random[kBlock] = {};
   const int64_t n = std::min(kBlock, p.master.numel() - first);
   load(w, p.master, first, n);
   load(m, p.m, first, n);
   load(v, p.v, first, n);
   load(g, p.grad, first, n);
   for (int64_t i = 0; i < n; ++i) adamw_element(w[i], m[i], v[i], g[i], a);
-  if (p.master.dtype == DType::bf16 || p.m.dtype == DType::bf16 || p.v.dtype == DType::bf16)
-    for (int64_t i = 0; i < n; ++i) random[i] = rounding_bits(s.seed, s.step, p.stream, uint64_t(p.first + first + i));
-  store_rounded(p.master, first, w, n, random, 0);
-  store_rounded(p.m, first, m, n, random, 16);
-  store_rounded(p.v, first, v, n, random, 32);
+  if (p.master.dtype == DType::bf16 || p.m.dtype == DType::bf16 || p.v.dtype == DType::bf16) {
+    const uint64_t key = rounding_key(s.seed, s.step, p.stream);
+    for (int64_t i = 0; i < n; ++i) random[i] = rounding_bits(key, uint64_t(p.first + first + i));
+  }
+  store_rounded(p.master, first, w, n, random, Rounded::master);
+  store_rounded(p.m, first, m, n, random, Rounded::m);
+  store_rounded(p.v, first, v, n, random, Rounded::v);
   if (p.master.dtype == DType::bf16) load(w, p.master, first, n);  // weights and amax are those of what was stored
   if (p.weights) store(p.weights, first, w, n);
   return largest_magnitude(w, n);

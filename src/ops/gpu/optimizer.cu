@@ -62,18 +62,31 @@ __device__ inline void store4(void* to, int64_t at, const float (&v)[4], int cou
     *reinterpret_cast<uint2*>(y) = make_uint2(Narrow<T>::pair(v[0], v[1]), Narrow<T>::pair(v[2], v[3]));
   }
 }
-// bf16 is rounded by 16 of each element's random bits, from bit `shift` on; fp32 as it is. v becomes what is stored.
+// bf16 is rounded by 16 of each element's random bits; fp32 stays as it is. v becomes what is stored.
 template <class T>
-__device__ inline void round4(float (&v)[4], const uint64_t (&random)[4], int shift) {
+__device__ inline void round4(float (&v)[4], const uint32_t (&random)[4], Rounded what) {
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = float(round_stochastic(v[j], uint32_t(random[j] >> shift)));
+    for (int j = 0; j < 4; ++j) v[j] = float(round_stochastic(v[j], rounding_part(random[j], what)));
+  }
+}
+// rounding_bits of four elements, the first of which has index `first`: usually even, and then two hashes do.
+__device__ inline void rounding4(uint32_t (&random)[4], uint64_t key, uint64_t first) {
+  if (first % 2 == 0) {
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const uint64_t pair = mix(key + first / 2 + j / 2);
+      random[j] = uint32_t(pair), random[j + 1] = uint32_t(pair >> 32);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) random[j] = rounding_bits(key, first + j);
   }
 }
 
 // The thread's elements of a chunk: kGroups times four, all loaded before the first is used.
 template <class W, class M, class G>
-__device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a, uint64_t seed, uint64_t step) {
+__device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a, uint64_t key) {
   constexpr int kGroups = kChunk / kThreads / 4;
   float w[kGroups][4], m[kGroups][4], v[kGroups][4], g[kGroups][4];
   const auto at = [&](int k) { return chunk * kChunk + (k * kThreads + int(threadIdx.x)) * 4; };
@@ -91,16 +104,13 @@ __device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a,
 #pragma unroll
   for (int k = 0; k < kGroups; ++k) {
     const bool fast = p.aligned && count(k) == 4;
-    uint64_t random[4] = {};
+    uint32_t random[4] = {};
+    if constexpr (sizeof(W) == 2 || sizeof(M) == 2) rounding4(random, key, uint64_t(p.first + at(k)));
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      adamw_element(w[k][j], m[k][j], v[k][j], g[k][j], a);
-      if constexpr (sizeof(W) == 2 || sizeof(M) == 2)
-        random[j] = rounding_bits(seed, step, p.stream, uint64_t(p.first + at(k) + j));
-    }
-    round4<W>(w[k], random, 0);
-    round4<M>(m[k], random, 16);
-    round4<M>(v[k], random, 32);
+    for (int j = 0; j < 4; ++j) adamw_element(w[k][j], m[k][j], v[k][j], g[k][j], a);
+    round4<W>(w[k], random, Rounded::master);
+    round4<M>(m[k], random, Rounded::m);
+    round4<M>(v[k], random, Rounded::v);
     store4<W>(p.master, at(k), w[k], count(k), fast);
     store4<M>(p.m, at(k), m[k], count(k), fast);
     store4<M>(p.v, at(k), v[k], count(k), fast);
@@ -131,9 +141,9 @@ __global__ void __launch_bounds__(kThreads, 3) adamw_kernel(const __grid_constan
     while (i + 1 < all.count && all.piece[i + 1].chunk <= chunk) ++i;
     const Piece& p = all.piece[i];
     const int64_t stop = min(end, i + 1 < all.count ? all.piece[i + 1].chunk : all.chunks);
+    const uint64_t key = rounding_key(all.seed, all.step, p.stream);
     uint32_t amax = 0;
-    for (; chunk < stop; ++chunk)
-      amax = max(amax, update<W, M, G>(p, chunk - p.chunk, a, all.seed, all.step));
+    for (; chunk < stop; ++chunk) amax = max(amax, update<W, M, G>(p, chunk - p.chunk, a, key));
     if (p.amax) {
       block_amax(p.amax, amax);
       __syncthreads();  // its shared room is used again

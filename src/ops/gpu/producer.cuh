@@ -95,18 +95,12 @@ __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8]
 }
 
 template <class F, class T, DType kFormat, bool kTurn>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 && sizeof(typename F::Raw) <= 64 ? 3 : 2) produce_kernel(const F f, const Sink<T> out) {
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays,
                 kBatch = K == 2 || sizeof(typename F::Raw) > 32 ? 2 : 4;  // rows in flight: registers for three blocks
   __shared__ TurnedTile tile[kTurn ? K : 1];
-#ifdef SWZ
-  const unsigned id = blockIdx.y * gridDim.x + blockIdx.x, super = SWZ * gridDim.x, g0 = id / super * SWZ, in = id % super;
-  const unsigned deep = min(unsigned(SWZ), gridDim.y - g0), bx = in / deep, by = g0 + in % deep;
-#else
-  const unsigned bx = blockIdx.x, by = blockIdx.y;
-#endif
-  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = bx * 16 + tx;
-  const int64_t row0 = by * int64_t(128);
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = blockIdx.x * 16 + tx;
+  const int64_t row0 = blockIdx.y * int64_t(128);
   const Place place = unit < f.units ? f.place(unit) : Place{};
   const float scale = out.read_scale();
   uint32_t amax = 0;
@@ -143,7 +137,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 && sizeof(typename F::Raw)
 #pragma unroll
       for (int k = 0; k < K; ++k)
         for (int c = ty; c < 128; c += 16) {
-          const int u = bx * 16 + c / 8;
+          const int u = blockIdx.x * 16 + c / 8;
           if (u >= f.units) break;
           const Place p = f.place(u);
           if (p.count[k] == 0) continue;

@@ -1,0 +1,65 @@
+#pragma once
+// Rotary embedding: how a row of heads lies, and the angles by which it turns.
+#include "ops/gpu/producer.cuh"
+
+namespace octet::BACKEND {
+
+struct Layout {                       // of a row, in heads of D columns in the order they lie
+  int heads, rotated_heads, D, half;  // half = R/2
+  bool interleaved;
+  __device__ int rotated_col(int r) const { return (interleaved ? r / 2 * 3 + r % 2 : r) * D; }
+  __device__ bool is_value(int s) const { return interleaved ? s % 3 == 2 : s >= rotated_heads; }
+};
+struct Angles {
+  const float* table;  // (positions, R/2, 2)
+  unsigned T;          // rows are counted in 32 bits: a division of 64 costs more than the turn
+  int64_t first;
+  float sign;  // -1: back
+  int half;
+  template <bool kFast>
+  __device__ void load(float4 (&pairs)[4], int64_t n, int i, int count) const {
+    const float* p = table + ((int64_t(unsigned(n) % T) + first) * half + i) * 2;
+    if constexpr (kFast) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pairs[j] = __ldg(reinterpret_cast<const float4*>(p) + j);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool one = 2 * j < count, two = 2 * j + 1 < count;
+        pairs[j] = {one ? p[4 * j] : 1.f, one ? p[4 * j + 1] : 0.f, two ? p[4 * j + 2] : 1.f, two ? p[4 * j + 3] : 0.f};
+      }
+    }
+  }
+  __device__ void split(float (&cos)[8], float (&sin)[8], const float4 (&pairs)[4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      cos[2 * j] = pairs[j].x, sin[2 * j] = sign * pairs[j].y;
+      cos[2 * j + 1] = pairs[j].z, sin[2 * j + 1] = sign * pairs[j].w;
+    }
+  }
+};
+__device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8], const float (&sin)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float x = a[j], y = b[j];
+    a[j] = x * cos[j] - y * sin[j];
+    b[j] = y * cos[j] + x * sin[j];
+  }
+}
+
+inline Layout layout_of(const Rope& r, Tensor qkv) {
+  const Shape& s = r.table.shape;
+  const Heads& h = r.heads;
+  CHECK(s.rank == 3 && s[2] == 2 && 2 * s[1] <= h.D, "table ", s, ", head size ", h.D);
+  CHECK(qkv.cols() == h.width(), qkv.shape, " is not ", h.width(), " wide");
+  CHECK(r.first >= 0 && std::min(r.T, qkv.rows()) + r.first <= s[0], r.T, " + ", r.first, " positions of ", s[0]);
+  CHECK(!h.interleaved || h.G == h.H, "interleaved heads come with their own k and v");
+  CHECK(aligned({r.table.data}), "the table is read 16 bytes at a time");
+  CHECK(qkv.rows() < int64_t{1} << 32 && r.T < int64_t{1} << 32, "rows of ", qkv.shape, " are counted in 32 bits");
+  return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
+}
+
+// Turns q and k where they are; sign -1: back.
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign);
+
+}  // namespace octet::BACKEND
