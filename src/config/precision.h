@@ -29,7 +29,7 @@ struct PrecisionConfig : Section {
   Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "of the gradients that micro-batches add up", wide_types()};
   Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32, "in which gradients travel between ranks (bf16 where grad_dtype is)",
                               wide_types()};
-  Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "of the rotary tables", half_types()};
+  Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "what the rotary tables are rounded to", half_types()};
   Choice<DType> master_dtype{this, "master_dtype", DType::f32,
                              "of the optimizer's weights; bf16 is rounded stochastically", wide_types()};
   Choice<DType> moment_dtype{this, "moment_dtype", DType::f32,

@@ -11,6 +11,10 @@ int64_t padded(int64_t vocabulary) { return (vocabulary + 127) / 128 * 128; }
 
 constexpr int64_t kLogits =
     int64_t{1} << 28;  // at once: each chunk's product reads and writes all of the head's gradient
+double rounded(double x, DType t) {
+  if (t == DType::bf16) return double(float(bf16(float(x))));
+  return t == DType::f16 ? double(float(f16(float(x)))) : x;
+}
 }  // namespace
 
 Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
@@ -42,8 +46,8 @@ void Decoder::materialise(Stream& s, Arena& memory) {
   for (int64_t t = 0; t < options_.max_tokens; ++t)
     for (int64_t i = 0; i < R / 2; ++i) {
       const double angle = double(t) * std::pow(config_.rope_theta, -2. * double(i) / double(R));
-      table.push_back(std::cos(angle));
-      table.push_back(std::sin(angle));
+      table.push_back(rounded(std::cos(angle), options_.buffers));
+      table.push_back(rounded(std::sin(angle), options_.buffers));
     }
   const std::vector<float> narrow(table.begin(), table.end());
   copy_to_device(s, rope_table_.data,

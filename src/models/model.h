@@ -32,6 +32,7 @@ struct DecoderOptions {
   int64_t recompute_blocks = 0;  // the first N blocks keep only their input
   int64_t max_tokens = 0;        // T at most
   int64_t head_chunk = 0;        // rows of logits at a time; 0: chosen
+  DType buffers = DType::f32;    // what the sines and cosines of positions are rounded to
 };
 
 class Decoder {
@@ -58,7 +59,7 @@ class Decoder {
 
   ModelConfig config_;
   DecoderOptions options_;
-  DType rope_dtype_;  // f32 or f64: angles are never narrower
+  DType rope_dtype_;  // f32 or f64: what kernels read
   Tensor rope_table_{};
   Tensor sums_{}, total_{}, load_{};  // (L,3,E), (3,E), (L,E) f64, ops/moe.h; where there are experts
   std::unique_ptr<Embedding> embedding_;

@@ -130,7 +130,8 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       model({params, scaling, recipe}, config.model,
             {.recompute_blocks = config.memory.recompute_blocks,
              .max_tokens = config.training.seq_len,
-             .head_chunk = config.memory.head_chunk}) {
+             .head_chunk = config.memory.head_chunk,
+             .buffers = config.precision.buffer_dtype}) {
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;
   Arena& persistent = arenas[Memory::weights];
   params.materialise(stream, arenas, uint64_t(*config.training.seed));

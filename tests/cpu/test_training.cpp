@@ -188,6 +188,17 @@ TEST_F(Training, AccumulationIsOneLargeBatch) {
   expect_near_all(losses(2), whole, 1e-6);
 }
 
+// The loss moves by about the rounding of the sines and cosines: more in bf16 than in fp16.
+TEST_F(Training, RotaryTablesAreRoundedAsTheConfigSays) {
+  const auto loss = [](const char* type) {
+    return train(tiny_config({concat("precision.buffer_dtype=", type)}), 1).losses[0];
+  };
+  const double exact = loss("fp32"), fp16 = std::abs(loss("fp16") - exact), bf16 = std::abs(loss("bf16") - exact);
+  EXPECT_GT(fp16, 0);
+  EXPECT_GT(bf16, fp16);
+  EXPECT_LT(bf16, 4e-3);
+}
+
 TEST_F(Training, ChunksOfLogitsAreOneHead) {
   const auto losses = [](int64_t rows) { return train(tiny_config({concat("memory.head_chunk=", rows)}), 10).losses; };
   expect_near_all(losses(5), losses(32), 1e-6);

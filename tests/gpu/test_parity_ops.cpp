@@ -146,7 +146,11 @@ const std::vector<std::array<int64_t, 3>> kShapes{{1, 16, 0},     {17, 80, 0},  
                                                   {17, 4112, 0},  {333, 100, 0}, {144, 272, 0},
                                                   {256, 5632, 0}, {1, 1, 0},     {136, 72, 0}};
 
-TEST_F(Parity, QuantizeOfGivenValuesIsExact) { check_all("quantize", kShapes, kForms); }
+TEST_F(Parity, QuantizeOfGivenValuesIsExact) {
+  check_all("quantize", kShapes, kForms);
+  for (const auto& [n, c] : {std::pair<int64_t, int64_t>{16, 16}, {48, 80}, {4096, 11008}, {4112, 4096}})
+    check({.op = "quantize", .type = DType::bf16, .n = n, .c = c, .variant = kQ | kQt});
+}
 TEST_F(Parity, EveryBf16AndAnyBitsOfFp32HaveTheCodesOfTheCpu) {
   for (float scale : {1.f, 61.37f, 0x1p-9f})
     for (int variant : {kPlain | kQ | kQt, kQ | kQt | kE5m2, kQ, kQt | kE5m2})
