@@ -28,8 +28,7 @@ Moe::Moe(Builder b, const Options& o)
     : options_(o),
       router_(b.params.add({{o.name + ".gate.weight", {o.experts, o.channels}}}, {.std = o.std})),
       gate_up_(b, gate_up_parts(o), {.layer = o.layer, .std = o.std}),
-      down_(b, down_parts(o), {.layer = o.layer, .std = o.residual_std}),
-      pinned_(static_cast<int32_t*>(pinned_alloc(size_t(o.experts + 1) * sizeof(int32_t)))) {}
+      down_(b, down_parts(o), {.layer = o.layer, .std = o.residual_std}) {}
 
 Operand Moe::input(Context& c, int64_t rows) const {
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
@@ -59,7 +58,7 @@ void Moe::route(Context& c, Tensor x) {
   moe_sort(c.stream, rows_, route_.expert);
   if (c.pass == Pass::train && c.routers.sums)
     moe_add_sums(c.stream, c.routers.sums.part(options_.layer * 3 * E, {3, E}), rows_.count, route_);
-  first_ = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
+  used_ = {.offset = rows_.offset, .assignments = N * K};
 }
 
 // As transformers does it: what the experts read is shaken too. The same noise again in recomputation and in backward.
@@ -79,12 +78,11 @@ void Moe::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
   Operand xe = gate_up_.input(c, R);
   if (!xe.plain) xe.plain = c.scratch.alloc(c.plain(), {R, gate_up_.in()});
   moe_gather(c.stream, xe.plain, x_, rows_.source, options_.per_token);
-  gate_up_.finish_plain(c, xe, first_);
-  gate_up_.forward(c, gu_, xe, first_);
+  complete(c, xe, xe.plain);
+  gate_up_.forward(c, gu_, xe, used_);
   const Operand h = down_.input(c, R);
-  c.produce(used(h, first_), [&](Operand o) { swiglu_forward(c.stream, o, used(gu_, first_)); });
-  down_.finish(c, h, first_);
-  down_.forward(c, o_, h, first_);
+  c.produce(h, [&](Operand o) { swiglu_forward(c.stream, o, gu_); });
+  down_.forward(c, o_, h, used_);
   moe_combine(c.stream, y, o_, rows_.row, route_.weight, residual);
 }
 
@@ -101,13 +99,12 @@ Tensor Moe::backward(Context& c, Tensor dy) {
     moe_combine_backward(
         c.stream,
         {.d_o = d_o.plain, .dweight = dweight, .dy = dy, .o = o_, .weight = route_.weight, .source = rows_.source});
-    down_.finish_plain(c, d_o, first_);
-    down_.backward(c, dh, d_o, first_);
+    complete(c, d_o, d_o.plain);
+    down_.backward(c, dh, d_o, used_);
   }
   const Operand dgu = gate_up_.output_grad(c, R);
-  c.produce(used(dgu, first_), [&](Operand o) { swiglu_backward(c.stream, o, used(dh, first_), used(gu_, first_)); });
-  gate_up_.finish(c, dgu, first_);
-  gate_up_.backward(c, dxe, dgu, first_);
+  c.produce(dgu, [&](Operand o) { swiglu_backward(c.stream, o, dh, gu_); });
+  gate_up_.backward(c, dxe, dgu, used_);
   moe_combine(c.stream, dx, dxe, rows_.row, {}, {});
   route_backward(c, dx, dweight);
   jitter(c, dx);

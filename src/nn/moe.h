@@ -26,18 +26,14 @@ class Moe {
   void route_backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dweight /*(N,K)*/);
   int64_t buffer_rows(int64_t N) const { return expert_rows(N, options_.experts, options_.per_token); }
 
-  struct Unpin {
-    void operator()(int32_t* p) const noexcept { pinned_free(p); }
-  };
   Options options_;
   Param router_;  // (E,C)
   ExpertLinear gate_up_, down_;
-  std::unique_ptr<int32_t, Unpin> pinned_;  // of the offsets on their way to the host
   // Of the last forward pass.
   Tensor x_{}, gu_{} /*(R,2F)*/, o_{} /*(R,C)*/;
   MoeRoute route_{};
   MoeRows rows_{};
-  ExpertOffsets first_;
+  ExpertRows used_{};
 };
 
 }  // namespace octet::BACKEND

@@ -3,7 +3,7 @@
 // Conventions are those of ops/ops.h.                                  Jiang et al. 2024 (Mixtral), arXiv:2401.04088
 //
 // A buffer of experts' rows holds those of expert 0, then those of expert 1, and so on; an expert's rows are in the
-// order of its tokens, filled up with zeros to a multiple of 16, which FP8 products contract over. No token is ever
+// order of its tokens, filled up with zeros to a multiple of 32, which FP8 products contract over. No token is ever
 // dropped. Dimension key:  N tokens   C channels   E experts   K experts a token   R rows of a buffer of experts' rows
 // L layers
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace octet::BACKEND {
 
-inline constexpr int64_t kExpertRows = 16;  // an expert's rows are a multiple of it
+inline constexpr int64_t kExpertRows = 32;  // an expert's rows are a multiple of it: of a step of Hopper's FP8 products
 inline int64_t padded_rows(int64_t rows) { return (rows + kExpertRows - 1) / kExpertRows * kExpertRows; }
 // R: room for any choice of experts.
 inline int64_t expert_rows(int64_t N, int64_t E, int64_t K) {

@@ -1,9 +1,15 @@
 #pragma once
-// The ProductShape of a call of gemm(): the key of the plan engine's list and of the gpu engine's plan cache.
+// The ProductShape of a call of gemm(), the key of the plan engine's list and of the gpu engine's plan cache; and the
+// kernel class of a product.
 #include "config/product.h"
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
+
+inline Kernel product_class(DType factor) {
+  if (is_fp8(factor)) return Kernel::gemm_fp8;
+  return factor == DType::bf16 || factor == DType::f16 ? Kernel::gemm_bf16 : Kernel::gemm_f32;
+}
 
 inline ProductShape shape_of(const GemmArgs& g) {
   return {.M = g.a.rows(),

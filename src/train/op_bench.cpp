@@ -38,7 +38,10 @@ Tensor OpBench::indices(int64_t n, int64_t limit, bool order) {
     std::stable_sort(by.begin(), by.end(), [&](int32_t a, int32_t b) { return values[size_t(a)] < values[size_t(b)]; });
     values = std::move(by);
   }
-  const Tensor tensor = alloc(DType::i32, {n});
+  return indices(values);
+}
+Tensor OpBench::indices(const std::vector<int32_t>& values) {
+  const Tensor tensor = alloc(DType::i32, {int64_t(values.size())});
   copy_to_device(stream, tensor.data, values.data(), tensor.bytes());
   stream.synchronize();
   return tensor;
@@ -87,6 +90,7 @@ std::vector<OpTime> bench_ops(const RunConfig& c, const Target& target, const Pl
   if (!kinds.products) return b.results;
   tune_products(b.stream, plan.products);
   bench_products(b, plan.products);
+  if (c.model.arch == Arch::mixtral) bench_experts(b, c);
   return b.results;
 }
 

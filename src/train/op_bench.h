@@ -17,6 +17,7 @@ class OpBench {
   Tensor zeros(DType, Shape);
   Tensor random(DType, Shape);
   Tensor indices(int64_t n, int64_t limit, bool sorted_order = false);
+  Tensor indices(const std::vector<int32_t>&);
   // Every form of f, with a scale of 1 and a measured amax.
   Operand operand(Forms f, DType plain, DType codes, Shape);
 
@@ -61,5 +62,6 @@ class OpBench {
 
 void bench_layers(OpBench&, const RunConfig&);                             // ops/ops.h, but products
 void bench_products(OpBench&, const std::vector<ProductShape>& products);  // each that the config's step runs
+void bench_experts(OpBench&, const RunConfig&);                            // ops/grouped.h
 
 }  // namespace octet::BACKEND

@@ -225,7 +225,7 @@ TEST(Moe, TheRouterChoosesTheLargestAndOfEqualOnesTheLowerIndex) {
   EXPECT_DOUBLE_EQ(m.weight.ptr<double>()[6], 1 / (1 + std::exp(-1) + std::exp(-2)));
 }
 
-TEST(Moe, RowsAreSortedByExpertAndPaddedToSixteen) {
+TEST(Moe, RowsAreSortedByExpertAndPadded) {
   Lab lab;
   std::vector<int32_t> expert;
   for (const auto& token : uneven()) expert.insert(expert.end(), token.begin(), token.end());
@@ -234,19 +234,19 @@ TEST(Moe, RowsAreSortedByExpertAndPaddedToSixteen) {
                   lab.empty(DType::i32, {R})};
   moe_sort(lab.stream(), m, lab.of(expert).as(DType::i32, {17, 2}));
   EXPECT_EQ(values(m.count), (std::vector<double>{0, 1, 15, 17, 1, 0}));
-  EXPECT_EQ(values(m.offset), (std::vector<double>{0, 0, 16, 32, 64, 80, 80}));
+  EXPECT_EQ(values(m.offset), (std::vector<double>{0, 0, 32, 64, 96, 128, 128}));
   const int32_t *source = m.source.ptr<int32_t>(), *row = m.row.ptr<int32_t>();
   int64_t used = 0, last = -1;
   for (int64_t r = 0; r < R; ++r) {
-    if (r % 16 == 0) last = -1;
+    if (r % kExpertRows == 0) last = -1;
     if (source[r] < 0) continue;
     ++used;
     EXPECT_EQ(row[source[r]], r);
-    EXPECT_TRUE(r % 16 == 0 || source[r] > last) << r;  // tokens in order
+    EXPECT_TRUE(r % kExpertRows == 0 || source[r] > last) << r;  // tokens in order
     last = source[r];
   }
   EXPECT_EQ(used, 34);
-  EXPECT_EQ(moe_offsets(lab.stream(), nullptr, m.offset, 34), (std::vector<int64_t>{0, 0, 16, 32, 64, 80, 80}));
+  EXPECT_EQ(moe_offsets(lab.stream(), nullptr, m.offset, 34), (std::vector<int64_t>{0, 0, 32, 64, 96, 128, 128}));
 }
 
 TEST(Moe, BalancingLossOfTheFourTokenExample) {

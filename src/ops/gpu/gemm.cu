@@ -8,10 +8,6 @@
 namespace octet::BACKEND {
 namespace {
 
-Kernel class_of(DType factor) {
-  return is_fp8(factor) ? Kernel::gemm_fp8 : factor == DType::bf16 ? Kernel::gemm_bf16 : Kernel::gemm_f32;
-}
-
 bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 int alignment_of(const ProductPointers& p, bool bias) {
@@ -73,7 +69,7 @@ void empty_product(Stream& s, const GemmArgs& g) {
 }  // namespace
 
 void gemm(Stream& s, const GemmArgs& g) {
-  const Timed timed(s, class_of(g.a.t.dtype));
+  const Timed timed(s, product_class(g.a.t.dtype));
   if (g.d.numel() == 0) return;
   check(g);
   const bool both = g.residual && g.accumulate;  // cuBLASLt adds one matrix

@@ -39,7 +39,7 @@ size_t ProductHash::operator()(const ProductKey& k) const {
   const uint64_t flags = uint64_t(p.a) | uint64_t(p.b) << 4 | uint64_t(p.d) << 8 | uint64_t(p.a_transposed) << 12 |
                          uint64_t(p.b_transposed) << 13 | uint64_t(p.accumulate) << 14 | uint64_t(p.residual) << 15 |
                          uint64_t(p.bias) << 16 | uint64_t(p.fast) << 17 | uint64_t(k.alignment) << 18;
-  return mix(mix(random_bits(uint64_t(p.M), uint64_t(p.N), uint64_t(p.K)) + flags));
+  return mix(mix(random_bits(uint64_t(p.M), uint64_t(p.N), uint64_t(p.K)) + flags) + uint64_t(k.pitch));
 }
 
 std::string text_of(const ProductKey& k) {
@@ -50,20 +50,21 @@ std::string text_of(const ProductKey& k) {
   if (p.residual) s += " residual";
   if (p.bias) s += " bias";
   if (p.fast) s += " fast";
+  if (k.pitch) s += concat(" pitch ", k.pitch);
   if (k.alignment < kBestAlignment) s += concat(" aligned ", k.alignment);
   return s;
 }
 
-Product::Layout Product::layout(DType t, int64_t rows, int64_t cols) {  // row-major (rows, cols)
+Product::Layout Product::layout(DType t, int64_t rows, int64_t cols, int64_t pitch) {  // row-major (rows, cols)
   cublasLtMatrixLayout_t l = nullptr;
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&l, cuda_type(t), uint64_t(cols), uint64_t(rows), cols));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&l, cuda_type(t), uint64_t(cols), uint64_t(rows), pitch ? pitch : cols));
   return Layout(l);
 }
 
 Product::Product(const ProductKey& key) : key_(key) {
   const ProductShape& p = key.shape;
-  a_ = p.a_transposed ? layout(p.a, p.K, p.M) : layout(p.a, p.M, p.K);
-  b_ = p.b_transposed ? layout(p.b, p.K, p.N) : layout(p.b, p.N, p.K);
+  a_ = p.a_transposed ? layout(p.a, p.K, p.M, key.pitch) : layout(p.a, p.M, p.K, key.pitch);
+  b_ = p.b_transposed ? layout(p.b, p.K, p.N, key.pitch) : layout(p.b, p.N, p.K, key.pitch);
   d_ = layout(p.d, p.M, p.N);
   cublasLtMatmulDesc_t op = nullptr;
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));  // of fp32 factors: true fp32, no TF32

@@ -17,6 +17,7 @@ inline constexpr int kBestAlignment = 16;  // bytes: no kernel gains by more
 struct ProductKey {
   ProductShape shape;              // bias: that the epilogue adds it
   int alignment = kBestAlignment;  // of the worst aligned of all pointers: 1, 2, 4, 8 or 16
+  int64_t pitch = 0;               // elements from row to row of both factors as stored; 0: they are contiguous
   bool operator==(const ProductKey&) const = default;
 };
 struct ProductHash {
@@ -49,7 +50,7 @@ class Product {  // descriptors
     void operator()(auto* p) const { destroy(p); }
   };
   using Layout = std::unique_ptr<cublasLtMatrixLayoutOpaque_t, Destroy<cublasLtMatrixLayoutDestroy>>;
-  static Layout layout(DType, int64_t rows, int64_t cols);
+  static Layout layout(DType, int64_t rows, int64_t cols, int64_t pitch = 0);
   ProductKey key_;
   std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescDestroy>> op_;
   Layout a_, b_, d_;  // of our factors, not of cuBLASLt's

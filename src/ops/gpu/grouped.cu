@@ -1,0 +1,188 @@
+// The products of experts: our kernel on Hopper, which reads the offsets on the device; elsewhere, and for what it does
+// not take, the offsets come to the host and each expert has a product of its own.
+#include <algorithm>
+
+#include "ops/gpu/gemm_plans.h"
+#include "ops/gpu/grouped_launch.h"
+#include "ops/grouped.h"
+#include "ops/product_shape.h"
+
+namespace octet::BACKEND {
+namespace {
+
+using grouped::kMost;
+using grouped::Params;
+using grouped::Store;
+
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+// Bulk copies want bases and pitches of 16 bytes; a thread stores eight columns at a time.
+bool copyable(Tensor t) { return aligned(t.data) && t.cols() * int64_t(size_of(t.dtype)) % 16 == 0; }
+bool storable(Tensor d) {
+  return aligned(d.data) && d.cols() % 8 == 0 && (d.dtype == DType::bf16 || d.dtype == DType::f32);
+}
+bool multiplied(DType a, DType b) { return (a == DType::bf16 && b == DType::bf16) || (is_fp8(a) && b == DType::e4m3); }
+bool hopper_takes(const Stream& s, const GroupedGemm& g) {
+  if (s.target().compute_capability / 10 != 9 || !storable(g.d) || !copyable(g.a.t)) return false;
+  return std::ranges::all_of(g.b, [&](const Factor& b) {
+    return copyable(b.t) && multiplied(g.a.t.dtype, b.t.dtype) && b.transposed == g.b[0].transposed &&
+           !(b.transposed && is_fp8(b.t.dtype));
+  });
+}
+bool hopper_takes(const Stream& s, const GroupedGradient& g) {
+  if (s.target().compute_capability / 10 != 9 || !copyable(g.a.t) || !copyable(g.b.t)) return false;
+  const bool turned = g.a.t.dtype == DType::bf16;
+  return multiplied(g.a.t.dtype, g.b.t.dtype) && g.a.transposed == turned && g.b.transposed == turned &&
+         std::ranges::all_of(g.d, [&](const Tensor& d) { return storable(d) && d.dtype == g.d[0].dtype; });
+}
+
+CUtensorMapDataType copied_as(DType t) {
+  return is_fp8(t)          ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : t == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+// A matrix as blocks of 64 lines of 128 bytes, swizzled as the tensor cores read them; zeros beyond its edges.
+CUtensorMap blocks_of(Tensor t) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status));
+    if (status != cudaDriverEntryPointSuccess) throw SystemError("the CUDA driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  const auto size = cuuint32_t(size_of(t.dtype));
+  const cuuint64_t extent[2] = {cuuint64_t(t.cols()), cuuint64_t(t.rows())}, pitch[1] = {cuuint64_t(t.cols()) * size};
+  const cuuint32_t block[2] = {128 / size, 64}, step[2] = {1, 1};
+  CUtensorMap map{};
+  const CUresult e =
+      encode(&map, copied_as(t.dtype), 2, t.data, extent, pitch, block, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(e == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", int(e), " for ", name_of(t.dtype), " ", t.shape);
+  return map;
+}
+
+void set_scales(Params& p, const Factor& a, const Factor& b, int64_t expert, int64_t a_step, int64_t b_step, int i) {
+  if (!is_fp8(a.t.dtype)) return;
+  CHECK(a.scale_inv && b.scale_inv, "an FP8 factor without a scale");
+  p.a_scale[i] = a.scale_inv + expert * a_step;
+  p.b_scale[i] = b.scale_inv + expert * b_step;
+}
+
+void run_on_hopper(Stream& s, const GroupedGemm& g) {
+  const int64_t E = int64_t(g.b.size());
+  Params p{.a = blocks_of(g.a.t), .N = int(g.d.cols()), .K = int(g.a.contracted())};
+  p.d[0] = g.d.data;
+  p.store = g.d.dtype == DType::f32 ? Store::f32 : Store::bf16;
+  for (int64_t first = 0; first < E; first += kMost) {
+    p.experts = int(std::min<int64_t>(kMost, E - first));
+    p.offset = g.rows.offset.ptr<int32_t>() + first;
+    p.M = first + p.experts == E ? int(g.d.rows()) : 0;
+    for (int i = 0; i < p.experts; ++i) {
+      const Factor& b = g.b[size_t(first + i)];
+      p.expert[i] = blocks_of(b.t);
+      set_scales(p, g.a, b, first + i, g.scale_step, 0, i);
+    }
+    if (is_fp8(g.a.t.dtype)) grouped::launch_rows_fp8(s, p, g.a.t.dtype, g.fast);
+    else grouped::launch_rows_bf16(s, p, g.b[0].transposed);
+  }
+}
+
+void run_on_hopper(Stream& s, const GroupedGradient& g) {
+  const int64_t E = int64_t(g.d.size());
+  Params p{.a = blocks_of(g.a.t), .b = blocks_of(g.b.t), .M = int(g.a.rows()), .N = int(g.b.rows())};
+  p.store = g.d[0].dtype == DType::f32 ? Store::add_f32 : Store::add_bf16;
+  for (int64_t first = 0; first < E; first += kMost) {
+    p.experts = int(std::min<int64_t>(kMost, E - first));
+    p.offset = g.rows.offset.ptr<int32_t>() + first;
+    for (int i = 0; i < p.experts; ++i) {
+      const Tensor d = g.d[size_t(first + i)];
+      p.d[i] = d.data;
+      if (d.dtype == DType::f32) p.expert[i] = blocks_of(d);
+      set_scales(p, g.a, g.b, first + i, g.scale_step, g.scale_step, i);
+    }
+    if (is_fp8(g.a.t.dtype)) grouped::launch_sums_fp8(s, p, g.a.t.dtype, g.fast);
+    else grouped::launch_sums_bf16(s, p);
+  }
+}
+
+// ---- one expert after the other
+template <class F>
+int64_t for_each_expert(Stream& s, const ExpertRows& rows, F&& f) {  // f(e, first row, rows); returns the rows of all
+  std::vector<int32_t> host(size_t(rows.offset.numel()));
+  const std::vector<int64_t> first = moe_offsets(s, host.data(), rows.offset, rows.assignments);
+  for (size_t e = 0; e + 1 < first.size(); ++e)
+    if (first[e + 1] > first[e]) f(int64_t(e), first[e], first[e + 1] - first[e]);
+  return first.back();
+}
+
+Factor of_expert(Factor f, int64_t e, int64_t scale_step) {
+  if (f.scale_inv) f.scale_inv += e * scale_step;
+  return f;
+}
+
+void run_one_by_one(Stream& s, const GroupedGemm& g) {
+  const int64_t used = for_each_expert(s, g.rows, [&](int64_t e, int64_t first, int64_t rows) {
+    Factor a = of_expert(g.a, e, g.scale_step);
+    a.t = a.t.row_range(first, rows);
+    gemm(s, {.d = g.d.row_range(first, rows), .a = a, .b = g.b[size_t(e)], .fast = g.fast});
+  });
+  fill_zero(s, g.d.row_range(used, g.d.rows() - used));
+}
+
+// FP8 codes of an expert are columns of a matrix: of gemm()'s factors none has a pitch, but cuBLASLt's may.
+void add_product_of_columns(Stream& s, const GroupedGradient& g, int64_t e, int64_t first, int64_t rows) {
+  const Factor a = of_expert(g.a, e, g.scale_step), b = of_expert(g.b, e, g.scale_step);
+  const Tensor d = g.d[size_t(e)];
+  const ProductKey key{.shape = {.M = d.rows(),
+                                 .N = d.cols(),
+                                 .K = rows,
+                                 .a = a.t.dtype,
+                                 .b = b.t.dtype,
+                                 .d = d.dtype,
+                                 .accumulate = true,
+                                 .fast = g.fast},
+                       .pitch = a.t.cols()};
+  const ProductPointers p{.a = static_cast<const char*>(a.t.data) + first,
+                          .b = static_cast<const char*>(b.t.data) + first,
+                          .c = d.data,
+                          .d = d.data,
+                          .a_scale = a.scale_inv,
+                          .b_scale = b.scale_inv};
+  CHECK(ProductPlans::of(s.device()).run(s, key, p), "cuBLASLt ", cublasLtGetVersion(), " has no kernel for ",
+        text_of(key), " on ", s.device().name());
+}
+
+void run_one_by_one(Stream& s, const GroupedGradient& g) {
+  for_each_expert(s, g.rows, [&](int64_t e, int64_t first, int64_t rows) {
+    if (is_fp8(g.a.t.dtype)) return add_product_of_columns(s, g, e, first, rows);
+    const auto part = [&](Factor f) {
+      CHECK(f.transposed, "plain factors of a grouped gradient are stored as they are produced: rows outermost");
+      f.t = f.t.row_range(first, rows);
+      return f;
+    };
+    gemm(s, {.d = g.d[size_t(e)], .a = part(g.a), .b = part(g.b), .accumulate = true, .fast = g.fast});
+  });
+}
+
+}  // namespace
+
+void grouped_gemm(Stream& s, const GroupedGemm& g) {
+  const Timed timed(s, product_class(g.a.t.dtype));
+  const int64_t N = g.d.cols(), K = g.a.contracted(), E = int64_t(g.b.size());
+  CHECK(g.rows.offset.numel() == E + 1 && g.a.rows() == g.d.rows() && !g.a.transposed, g.a.t.shape, " into ", g.d.shape,
+        " for ", E, " experts");
+  for (const Factor& b : g.b) CHECK(b.rows() == N && b.contracted() == K, b.t.shape, " for ", g.d.shape);
+  if (g.d.numel() == 0) return;
+  hopper_takes(s, g) ? run_on_hopper(s, g) : run_one_by_one(s, g);
+}
+
+void grouped_gradient(Stream& s, const GroupedGradient& g) {
+  const Timed timed(s, product_class(g.a.t.dtype));
+  const int64_t M = g.a.rows(), N = g.b.rows(), E = int64_t(g.d.size());
+  CHECK(g.rows.offset.numel() == E + 1 && g.a.contracted() == g.b.contracted(), g.a.t.shape, " and ", g.b.t.shape,
+        " for ", E, " experts");
+  for (const Tensor& d : g.d) CHECK(d.rows() == M && d.cols() == N, d.shape, " for ", M, " x ", N);
+  hopper_takes(s, g) ? run_on_hopper(s, g) : run_one_by_one(s, g);
+}
+
+}  // namespace octet::BACKEND

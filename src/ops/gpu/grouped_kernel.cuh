@@ -1,0 +1,215 @@
+#pragma once
+// The kernel of grouped_gemm for Hopper: one persistent launch multiplies the rows of all experts.
+//
+// A block computes tiles of 128 x 256 (grouped_tiles.cuh): one thread keeps four stages of shared memory filled by bulk
+// copies, two warpgroups multiply 64 rows each, and store them (grouped_store.cuh). The two blocks of a cluster compute
+// neighbouring tiles; what both read, each loads half of, for both. A stage holds 128 bytes of the contracted axis, 64
+// numbers of bf16 or 128 of FP8, in blocks of 64 lines (hopper.cuh).
+//
+// FP8 with split accumulation: the tensor cores keep about 14 bits while they accumulate, so each 128 products are
+// summed from zero and added to registers of fp32.                 DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437
+#include <type_traits>
+
+#include "ops/gpu/grouped_store.cuh"
+
+namespace octet::BACKEND::grouped {
+
+template <class F>
+constexpr int shared_bytes() {  // 1024: for alignment
+  return kStages * kStageBytes + (F::kSums ? kZeroBytes + kRoomBytes : 0) + 1024;
+}
+struct Shared {  // addresses
+  uint32_t stages, zeros, room, full, empty;
+};
+struct Ring {  // of stages
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void step() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// What a block loads of a stage: its own operand whole, of the one that its cluster shares a half, for both.
+template <class F>
+__device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_t to, uint32_t barrier, int rank) {
+  const int a_row = F::kSums ? t.m : t.row + t.m, at = (F::kSums ? t.row : 0) + k;
+  const CUtensorMap& b = F::kSums ? p.b : p.expert[t.group];
+  const auto load = [&](auto shared, uint32_t place, const CUtensorMap& map, bool turned, int row) {
+    const int x = turned ? row : at, y = turned ? at : row;
+    if constexpr (decltype(shared)::value) load_block_for_both(place, map, x, y, barrier);
+    else load_block(place, map, x, y, barrier);
+  };
+  constexpr std::true_type kShared;
+  constexpr std::false_type kOwn;
+  const uint32_t b_to = to + kTileM / 64 * kBlockBytes;
+  if constexpr (F::kAlongM) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) load(kOwn, to + j * kBlockBytes, p.a, F::kTurnA, a_row + 64 * j);
+#pragma unroll
+    for (int j = 2 * rank; j < 2 * rank + 2; ++j) load(kShared, b_to + j * kBlockBytes, b, F::kTurnB, t.n + 64 * j);
+  } else {
+    load(kShared, to + rank * kBlockBytes, p.a, F::kTurnA, a_row + 64 * rank);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) load(kOwn, b_to + j * kBlockBytes, b, F::kTurnB, t.n + 64 * j);
+  }
+}
+
+template <class F>
+__device__ void produce(const Params& p, Walk<F> walk, const Shared& shared, int clusters) {
+  Ring ring;
+  for (Tile t; walk.next(t, clusters);) {
+    const int K = walk.contracted(t);
+    for (int k = 0; k < K; k += F::kStageK, ring.step()) {
+      const uint32_t barrier = shared.full + ring.stage * 8;
+      barrier_wait(shared.empty + ring.stage * 8, ring.parity ^ 1);
+      barrier_expect(barrier, kStageBytes);
+      load_stage<F>(p, t, k, shared.stages + ring.stage * kStageBytes, barrier, walk.rank);
+    }
+  }
+}
+
+// Operands of a stage. A step is 32 bytes of a line, or 16 lines; the last stage of a sum may have fewer steps than
+// four: the others read zeros.
+struct Operands {
+  uint64_t a, b, zeros;
+  int steps;
+};
+template <class F>
+__device__ inline Operands at_step(const Operands& o, int s, int block_of_b) {
+  const bool zero = F::kSums && s >= o.steps;
+  const uint64_t a = o.a + s * (F::kTurnA ? 2048 : 32) / 16;
+  const uint64_t b = o.b + (s * (F::kTurnB ? 2048 : 32) + block_of_b * kBlockBytes) / 16;
+  return {zero ? o.zeros : a, zero ? o.zeros : b};
+}
+
+template <class F>
+__device__ inline void multiply(float (&d)[128], const Operands& o) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    const Operands x = at_step<F>(o, s, 0);
+    if constexpr (F::kIn == Input::bf16) wgmma_bf16<F::kTurnA, F::kTurnB>(d, x.a, x.b);
+    else wgmma_fp8<F::kIn == Input::e5m2>(d, x.a, x.b);
+  }
+  wgmma_commit();
+}
+
+// One stage from zero, then added: half of the columns at a time, as both sums must fit into registers.
+template <class F>
+__device__ inline void multiply_split(float (&d)[128], const Operands& o) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float part[64];
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      const Operands x = at_step<F>(o, s, 2 * h);
+      wgmma_fp8<F::kIn == Input::e5m2>(part, x.a, x.b, s > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) d[h * 64 + i] += part[i];
+  }
+}
+
+// Both blocks of the cluster write into this stage: both must know that it is free.
+__device__ inline void release(uint32_t empty, int stage, int lane) {
+  if (lane < 2) barrier_arrive(empty + stage * 8, lane);
+}
+
+template <class F>
+__device__ inline void contract(float (&d)[128], int K, Ring& ring, const Shared& shared) {
+  const int warpgroup = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) d[i] = 0;
+  int busy = -1;  // the stage that the products under way read
+#pragma unroll 1
+  for (; K > 0; K -= F::kStageK, ring.step()) {
+    barrier_wait(shared.full + ring.stage * 8, ring.parity);
+    const uint32_t a = shared.stages + ring.stage * kStageBytes + warpgroup * kBlockBytes;
+    const uint32_t b = shared.stages + ring.stage * kStageBytes + kTileM / 64 * kBlockBytes;
+    // rows: beyond a matrix copies bring zeros
+    const Operands o{descriptor(a, F::kTurnA), descriptor(b, F::kTurnB), zero_descriptor(shared.zeros),
+                     ceil_of(K, F::kStepK)};
+    if constexpr (F::kSplit) {
+      multiply_split<F>(d, o);
+      release(shared.empty, ring.stage, lane);
+    } else {
+      multiply<F>(d, o);
+      wgmma_wait<1>();
+      if (busy >= 0) release(shared.empty, busy, lane);
+      busy = ring.stage;
+    }
+  }
+  if constexpr (!F::kSplit) {
+    wgmma_wait<0>();
+    if (busy >= 0) release(shared.empty, busy, lane);
+  }
+}
+
+template <class F>
+__device__ inline float scale_of(const Params& p, const Tile& t) {
+  if (F::kIn == Input::bf16 || t.group >= p.experts) return 1;
+  return *p.a_scale[t.group] * *p.b_scale[t.group];
+}
+
+template <class F>
+__global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other cards never get here
+  extern __shared__ uint8_t raw_stages[];
+  __shared__ alignas(8) uint64_t barriers[2 * kStages];
+  __shared__ Groups groups;
+  const uint32_t stages = (shared_address(raw_stages) + 1023) & ~1023u, full = shared_address(barriers);
+  const uint32_t zeros = stages + kStages * kStageBytes;
+  const Shared shared{stages, zeros, zeros + kZeroBytes, full, full + kStages * 8};
+  const int rank = int(cluster_rank()), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(shared.full + s * 8, 1);
+      barrier_init(shared.empty + s * 8, 2 * kConsumerWarps);
+    }
+    fence_barrier_init();
+  }
+  if (F::kSums && threadIdx.x < kZeroBytes / 16) store_shared(shared.zeros + threadIdx.x * 16, make_float4(0, 0, 0, 0));
+  fence_for_tensor_cores();
+  find_groups<F>(p, groups);
+  __syncthreads();
+  cluster_sync();
+  Walk<F> walk(p, groups, cluster, rank);
+  if (threadIdx.x < 128) {
+    give_registers<40>();
+    if (threadIdx.x == 0) produce<F>(p, walk, shared, clusters);
+    __syncwarp();
+    cluster_sync();  // the other block may still write here, or arrive
+  } else {
+    take_registers<232>();
+    Ring ring;
+    for (Tile t; walk.next(t, clusters);) {
+      const float scale = scale_of<F>(p, t);
+      float d[128];
+      contract<F>(d, walk.contracted(t), ring, shared);
+      store<F>(p, t, d, scale, shared.room);
+    }
+    if (F::kSums) wait_for_copies();
+    cluster_sync();
+  }
+#endif
+}
+
+template <class F>
+void launch(Stream& s, const Params& p) {
+  CUDA_CHECK(cudaFuncSetAttribute(grouped_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<F>()));
+  cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
+  cluster.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(s.target().multiprocessors / 2 * 2));
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = shared_bytes<F>();
+  launch.stream = raw(s);
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&launch, grouped_kernel<F>, p));
+}
+
+}  // namespace octet::BACKEND::grouped

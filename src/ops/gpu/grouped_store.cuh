@@ -1,0 +1,121 @@
+#pragma once
+// How a tile of the grouped product leaves the registers of its warpgroup.
+#include <cuda_bf16.h>
+
+#include "ops/gpu/grouped_tiles.cuh"
+
+namespace octet::BACKEND::grouped {
+
+__device__ inline uint32_t pack_bf16(float a, float b) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+__device__ inline float2 unpack_bf16(uint32_t v) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
+}
+
+// Four lanes hold four pairs of columns of each of four groups of 8; lane q gets the whole of group q.
+template <int kBit>
+__device__ inline void swap_pairs(uint32_t& low, uint32_t& high, int q) {
+  const bool upper = q & kBit;
+  const uint32_t got = __shfl_xor_sync(~0u, upper ? low : high, kBit);
+  high = upper ? high : got;
+  low = upper ? got : low;
+}
+__device__ inline void turn_quad(uint32_t (&v)[4], int q) {
+  swap_pairs<1>(v[0], v[1], q), swap_pairs<1>(v[2], v[3], q);
+  swap_pairs<2>(v[0], v[2], q), swap_pairs<2>(v[1], v[3], q);
+}
+
+// A row's 256 columns of this warp, by the quad that holds them: 16 bytes a thread. `half`: rows 8 further down.
+template <int half>
+__device__ inline void store_bf16(__nv_bfloat16* row, const float (&d)[128], float scale, int columns, bool in,
+                                  bool add) {
+  const int q = threadIdx.x % 4;
+  uint4 old[8] = {};
+  if (add) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int column = (j * 4 + q) * 8;
+      if (in && column < columns) old[j] = *reinterpret_cast<const uint4*>(row + column);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    uint32_t v[4] = {old[j].x, old[j].y, old[j].z, old[j].w};
+    if (add) turn_quad(v, q);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = (j * 4 + i) * 4 + half * 2;
+      const float2 before = add ? unpack_bf16(v[i]) : make_float2(0, 0);
+      v[i] = pack_bf16(d[at] * scale + before.x, d[at + 1] * scale + before.y);
+    }
+    turn_quad(v, q);
+    const int column = (j * 4 + q) * 8;
+    if (in && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(v[0], v[1], v[2], v[3]);
+  }
+}
+
+// Four columns of the groups j and j + 1 of 8: an even lane gets its own of the first, an odd one of the second.
+template <int half>
+__device__ inline float4 four_columns(const float (&d)[128], int j, float scale) {
+  const bool odd = threadIdx.x & 1;
+  const int at = j * 4 + half * 2;
+  const float ax = d[at] * scale, ay = d[at + 1] * scale, bx = d[at + 4] * scale, by = d[at + 5] * scale;
+  const float gx = __shfl_xor_sync(~0u, odd ? ax : bx, 1), gy = __shfl_xor_sync(~0u, odd ? ay : by, 1);
+  return odd ? make_float4(gx, gy, bx, by) : make_float4(ax, ay, gx, gy);
+}
+__device__ inline int column_of_four(int j) { return (j + int(threadIdx.x & 1)) * 8 + (threadIdx.x & 2) * 2; }
+
+template <int half>
+__device__ inline void store_f32(float* row, const float (&d)[128], float scale, int columns, bool in) {
+#pragma unroll
+  for (int j = 0; j < 32; j += 2) {
+    const float4 v = four_columns<half>(d, j, scale);
+    const int column = column_of_four(j);
+    if (in && column < columns) *reinterpret_cast<float4*>(row + column) = v;
+  }
+}
+
+// The warpgroup's 64 rows are added in L2 by bulk copies, 32 columns at a time, through two blocks of shared memory:
+// they are under way while the next products are computed, where loads and stores would hold the tensor cores up.
+__device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t room) {
+  const int warpgroup = threadIdx.x / 128 - 1, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const bool starts = threadIdx.x % 128 == 0;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const uint32_t block = room + (warpgroup * 2 + c % 2) * kBlockBytes;
+    if (starts) wait_until_read<1>();
+    warpgroup_sync(warpgroup);
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const int piece = (column_of_four(j) / 4 ^ row % 8) * 16;  // the swizzle; rows r and r + 8 have the same
+      store_shared(block + row * 128 + piece, four_columns<0>(d, c * 4 + j, scale));
+      store_shared(block + (row + 8) * 128 + piece, four_columns<1>(d, c * 4 + j, scale));
+    }
+    fence_for_tensor_cores();
+    warpgroup_sync(warpgroup);
+    if (!starts) continue;
+    if (t.n + c * 32 < p.N) add_block(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
+    commit_copies();  // of nothing, too: the groups before it are counted
+  }
+}
+
+template <class F, int half>
+__device__ inline void store_half(const Params& p, const Tile& t, const float (&d)[128], float scale) {
+  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, columns = p.N - t.n;
+  const int m = t.m + warp * 16 + half * 8 + lane / 4;
+  const bool in = m < (F::kSums ? p.M : t.rows);
+  const int64_t at = int64_t(F::kSums ? m : t.row + m) * p.N + t.n;
+  void* const to = p.d[F::kSums ? t.group : 0];
+  if (!F::kSums && p.store == Store::f32) store_f32<half>(static_cast<float*>(to) + at, d, scale, columns, in);
+  else store_bf16<half>(static_cast<__nv_bfloat16*>(to) + at, d, scale, columns, in, F::kSums);
+}
+template <class F>
+__device__ inline void store(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t room) {
+  if (F::kSums && p.store == Store::add_f32) return add_f32(p, t, d, scale, room);
+  store_half<F, 0>(p, t, d, scale);
+  store_half<F, 1>(p, t, d, scale);
+}
+
+}  // namespace octet::BACKEND::grouped
