@@ -123,8 +123,12 @@ __device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a,
   return amax;
 }
 
+// Blocks an SM: narrow moments leave registers, and need more of them to keep as many bytes on their way.
+template <class M>
+constexpr int kBlocks = sizeof(M) == 2 ? 4 : 3;
+
 template <class W, class M, class G>
-__global__ void __launch_bounds__(kThreads, 3) adamw_kernel(const __grid_constant__ Pieces all) {
+__global__ void __launch_bounds__(kThreads, kBlocks<M>) adamw_kernel(const __grid_constant__ Pieces all) {
   __shared__ AdamwScalars<float> scalars;
   if (all.state->skip) return;
   if (threadIdx.x == 0) {
@@ -186,10 +190,10 @@ bool same_types(const AdamwPiece& a, const AdamwPiece& b) {
 }
 
 void launch(Stream& s, const AdamwPiece& types, const Pieces& all) {
-  const unsigned blocks = unsigned(std::min<int64_t>(all.chunks, int64_t(s.target().multiprocessors) * 3));
-  if (blocks == 0) return;
+  if (all.chunks == 0) return;
   visit<float, bf16>(types.master.dtype, [&]<class W>() {
     visit<float, bf16>(types.m.dtype, [&]<class M>() {
+      const auto blocks = unsigned(std::min<int64_t>(all.chunks, int64_t(s.target().multiprocessors) * kBlocks<M>));
       visit<float, bf16>(types.grad.dtype,
                          [&]<class G>() { adamw_kernel<W, M, G><<<blocks, kThreads, 0, raw(s)>>>(all); });
     });

@@ -99,15 +99,20 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
   constexpr int K = F::kWays,
                 kBatch = K == 2 || sizeof(typename F::Raw) > 32 ? 2 : 4;  // rows in flight: registers for three blocks
   __shared__ TurnedTile tile[kTurn ? K : 1];
+  __shared__ int columns[kTurn ? K : 1][16];  // where each unit's vectors stand, or -1: found once a block, read often
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = blockIdx.x * 16 + tx;
   const int64_t row0 = blockIdx.y * int64_t(128);
   const Place place = unit < f.units ? f.place(unit) : Place{};
+  if constexpr (kTurn)
+    if (ty == 0)
+#pragma unroll
+      for (int k = 0; k < K; ++k) columns[k][tx] = place.count[k] ? place.col[k] : -1;
   const float scale = out.read_scale();
   uint32_t amax = 0;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     const int group = half * 16 + ty;
-    const int64_t n0 = row0 + group * 4;
+    const int64_t n0 = row0 + group * 4, at0 = n0 * out.cols;
     uint2 codes[K][4] = {};
 #pragma unroll
     for (int r0 = 0; r0 < 4; r0 += kBatch) {
@@ -124,7 +129,8 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
 #pragma unroll
         for (int k = 0; k < K; ++k)
           if (place.count[k])
-            codes[k][r0 + r] = emit<kFormat, kTurn>(out, n * out.cols + place.col[k], y[k], scale, amax);
+            codes[k][r0 + r] =
+                emit<kFormat, kTurn>(out, at0 + (r0 + r) * int(out.cols) + place.col[k], y[k], scale, amax);
       }
     }
     if constexpr (kTurn)
@@ -134,14 +140,14 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
   if constexpr (kTurn) {
     __syncthreads();
     if (row0 + 8 * tx < out.rows) {
+      uint8_t* to = out.q_t + row0 + 8 * tx + int64_t(ty % 8) * out.rows;  // a thread's columns are 16 apart
 #pragma unroll
       for (int k = 0; k < K; ++k)
-        for (int c = ty; c < 128; c += 16) {
-          const int u = blockIdx.x * 16 + c / 8;
-          if (u >= f.units) break;
-          const Place p = f.place(u);
-          if (p.count[k] == 0) continue;
-          *reinterpret_cast<uint2*>(out.q_t + (p.col[k] + c % 8) * out.rows + row0 + 8 * tx) = tile[k].get(c, tx);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int column = columns[k][ty / 8 + 2 * i];
+          if (column < 0) continue;
+          *reinterpret_cast<uint2*>(to + int64_t(column) * out.rows) = tile[k].get(ty + 16 * i, tx);
         }
     }
   }

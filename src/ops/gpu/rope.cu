@@ -7,7 +7,7 @@ namespace {
 
 // Thread: row n, pairs i .. i+7, heads g, g + groups, ... four of them. The threads of a row lie together, so that what
 // is on its way at one time is whole rows: pieces of a head from many rows cost a third of the memory's rate.
-template <class T, bool kFast>
+template <class T, bool kFast, Turn kTurn>
 __global__ void __launch_bounds__(256)
     forward_kernel(T* x, const Layout l, const Angles angles, unsigned threads, int64_t width, int groups) {
   const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x, each = index / vectors;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256)
       float a[8], b[8];
       unpack(a, lo[k]);
       unpack(b, hi[k]);
-      rotate(a, b, cos, sin);
+      rotate<kTurn>(a, b, cos, sin);
       store<kFast>(row + l.rotated_col(h), a, count);
       store<kFast>(row + l.rotated_col(h) + l.half, b, count);
     }
@@ -40,17 +40,19 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign) {
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
   const Layout l = layout_of(r, qkv);
   const int64_t N = qkv.rows(), vectors = ceil_div(l.half, 8);
   if (N == 0 || l.half == 0) return;
   const int64_t groups = ceil_div(l.rotated_heads, 4), threads = N * vectors * groups;
   CHECK(threads < int64_t{1} << 32, "threads for ", qkv.shape, " are counted in 32 bits");
-  const Angles angles{r.table.ptr<float>(), unsigned(r.T), r.first, sign, l.half};
+  const Angles angles = angles_of(r);
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
-      forward_kernel<T, kFast><<<blocks_for(threads, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, unsigned(threads),
-                                                                             qkv.cols(), int(groups));
+      const auto kernel =
+          turn == Turn::forth ? forward_kernel<T, kFast, Turn::forth> : forward_kernel<T, kFast, Turn::back>;
+      kernel<<<blocks_for(threads, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
+                                                           int(groups));
     });
   });
   CUDA_CHECK(cudaGetLastError());
@@ -58,7 +60,7 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign) {
 
 void rope_forward(Stream& s, Tensor qkv, const Rope& rope) {
   const Timed timed(s, Kernel::rope);
-  rotate_in_place(s, qkv, rope, 1.f);
+  rotate_in_place(s, qkv, rope, Turn::forth);
 }
 
 }  // namespace octet::BACKEND

@@ -11,14 +11,17 @@ struct Layout {                       // of a row, in heads of D columns in the 
   __device__ bool is_value(int s) const { return interleaved ? s % 3 == 2 : s >= rotated_heads; }
 };
 struct Angles {
-  const float* table;  // (positions, R/2, 2)
-  unsigned T;          // rows are counted in 32 bits: a division of 64 costs more than the turn
-  int64_t first;
-  float sign;  // -1: back
+  const float* table;      // (positions, R/2, 2)
+  unsigned T, reciprocal;  // rows are counted in 32 bits, and floor(2^32 / T) divides them: a division costs as much as
+  int64_t first;           // all the rest
   int half;
+  __device__ unsigned position(unsigned n) const {
+    const unsigned p = n - __umulhi(n, reciprocal) * T;  // the quotient is exact, or one too small
+    return p >= T ? p - T : p;
+  }
   template <bool kFast>
   __device__ void load(float4 (&pairs)[4], int64_t n, int i, int count) const {
-    const float* p = table + ((int64_t(unsigned(n) % T) + first) * half + i) * 2;
+    const float* p = table + ((position(unsigned(n)) + first) * half + i) * 2;
     if constexpr (kFast) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) pairs[j] = __ldg(reinterpret_cast<const float4*>(p) + j);
@@ -33,20 +36,26 @@ struct Angles {
   __device__ void split(float (&cos)[8], float (&sin)[8], const float4 (&pairs)[4]) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      cos[2 * j] = pairs[j].x, sin[2 * j] = sign * pairs[j].y;
-      cos[2 * j + 1] = pairs[j].z, sin[2 * j + 1] = sign * pairs[j].w;
+      cos[2 * j] = pairs[j].x, sin[2 * j] = pairs[j].y;
+      cos[2 * j + 1] = pairs[j].z, sin[2 * j + 1] = pairs[j].w;
     }
   }
 };
+enum class Turn { forth, back };
+template <Turn kTurn>
 __device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8], const float (&sin)[8]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float x = a[j], y = b[j];
-    a[j] = x * cos[j] - y * sin[j];
-    b[j] = y * cos[j] + x * sin[j];
+    a[j] = kTurn == Turn::forth ? x * cos[j] - y * sin[j] : x * cos[j] + y * sin[j];
+    b[j] = kTurn == Turn::forth ? y * cos[j] + x * sin[j] : y * cos[j] - x * sin[j];
   }
 }
 
+inline Angles angles_of(const Rope& r) {
+  const unsigned T = unsigned(std::max<int64_t>(r.T, 1));
+  return {r.table.ptr<float>(), T, T == 1 ? ~0u : unsigned((uint64_t{1} << 32) / T), r.first, int(r.table.shape[1])};
+}
 inline Layout layout_of(const Rope& r, Tensor qkv) {
   const Shape& s = r.table.shape;
   const Heads& h = r.heads;
@@ -59,7 +68,7 @@ inline Layout layout_of(const Rope& r, Tensor qkv) {
   return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
 }
 
-// Turns q and k where they are; sign -1: back.
-void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, float sign);
+// Turns q and k where they are.
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn);
 
 }  // namespace octet::BACKEND
