@@ -40,20 +40,6 @@ __device__ void score_gradient(float (&s)[kM][kN][4], float (&dp)[kM][kN][4], co
       }
   }
 }
-template <int kM, int kN>
-__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int key0, int query0) {
-  const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = key0 + m * 16 + i / 2 * 8 + lane / 4, query = query0 + n * 8 + 2 * (lane % 4) + i % 2;
-        if (!mask.sees(query, key)) s[m][n][i] = -INFINITY;
-      }
-}
-
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kD = F::kD, kM = F::kM, kQueries = F::kQueries, kStep = F::kStep, kThreads = F::kThreads;
@@ -114,7 +100,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
       float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
       product_nt<kD>(s, k, q_lane + to_step);
       product_nt<kD>(dp, v, do_lane + to_step);
-      if (!p.mask.all(query0, kStep, key0, kM * 16)) apply(p.mask, s, key0, query0);
+      if (!p.mask.all(query0, kStep, key0, kM * 16)) apply<Rows::keys>(p.mask, s, key0, query0);
       score_gradient(s, dp, lse + step, lse + kQueries + step, p.scale * kLog2e);
       product_nn<kD>(dv, s, do_lane + to_step, part * kColumns / 16);
       product_nn<kD>(dk, dp, q_lane + to_step, part * kColumns / 16);

@@ -42,20 +42,6 @@ __device__ void score_gradient(float (&s)[kM][kN][4], const float (&dp)[kM][kN][
       for (int i = 0; i < 4; ++i)
         s[m][n][i] = exp2_fast(fmaf(s[m][n][i], scale, -lse[m][i / 2])) * (dp[m][n][i] - delta[m][i / 2]);
 }
-template <int kM, int kN>
-__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int column0) {
-  const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = row0 + m * 16 + i / 2 * 8 + lane / 4, column = column0 + n * 8 + 2 * (lane % 4) + i % 2;
-        if (!mask.sees(row, column)) s[m][n][i] = 0;
-      }
-}
-
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __grid_constant__ BackwardParams p) {
   constexpr int kD = F::kD, kM = F::kM, kKeys = F::kKeys, kStep = F::kStep, kThreads = F::kThreads;
@@ -113,7 +99,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __gri
       product_nt<kD>(s, q, k_lane + to_step);
       product_nt<kD>(dp, d_o, v_lane + to_step);
       score_gradient(s, dp, lse, delta, scale);
-      if (!p.mask.all(row, kM * 16, column, kStep)) apply(p.mask, s, row, column);
+      if (!p.mask.all(row, kM * 16, column, kStep)) apply(p.mask, s, row, column, 0.f);
       product_nn<kD>(dq, s, k_lane + to_step, 0);
     }
   }

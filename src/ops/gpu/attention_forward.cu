@@ -66,20 +66,6 @@ struct RunningSoftmax {
   }
 };
 
-template <int kM, int kN>
-__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int column0) {
-  const int lane = int(threadIdx.x) % 32;
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int n = 0; n < kN; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = row0 + m * 16 + i / 2 * 8 + lane / 4, column = column0 + n * 8 + 2 * (lane % 4) + i % 2;
-        if (!mask.sees(row, column)) s[m][n][i] = -INFINITY;
-      }
-}
-
 // kD head size, padded; kKeys of a tile; kM * 16 rows a warp; kKeepQ: q stays in registers
 template <int kD_, int kKeys_, int kWarps_, int kM_, bool kKeepQ_, int kBlocks_>
 struct Form {

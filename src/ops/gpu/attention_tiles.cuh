@@ -252,6 +252,21 @@ struct Mask {
     return column0 + columns - 1 <= row0 && column0 > row0 + rows - 1 - window;
   }
 };
+// What the mask hides in a tile of scores, whose rows are those of queries, or those of keys where it is transposed.
+enum class Rows { queries, keys };
+template <Rows kRows = Rows::queries, int kM, int kN>
+__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int column0, float hidden = -INFINITY) {
+  const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = row0 + m * 16 + i / 2 * 8 + lane / 4, column = column0 + n * 8 + 2 * (lane % 4) + i % 2;
+        if (!(kRows == Rows::queries ? mask.sees(row, column) : mask.sees(column, row))) s[m][n][i] = hidden;
+      }
+}
 inline Mask mask_of(const Attention& a) { return {a.window > 0 ? int(std::min<int64_t>(a.window, 1 << 30)) : 1 << 30}; }
 
 template <class Params>
