@@ -75,6 +75,10 @@ json report_of(const RunConfig& config, const BenchResult& bench, const TokenFlo
       {"planned_bytes", bench.planned_bytes},
       {"overhead_bytes", int64_t(bench.peak_bytes) - int64_t(bench.planned_bytes)},  // context, libraries
       {"unused_bytes", bench.planned_bytes - bench.arena_bytes}};                    // reserved for nothing
+  if (const double seconds = bench.times[size_t(Kernel::wait)].seconds / double(bench.step_seconds.size()); seconds > 0)
+    report["waiting"] = {{"ms", 1e3 * seconds}, {"share", seconds / step.median}};  // of compute for communication
+  report["zero_stage"] = *config.parallel.zero_stage;
+  report["shard_degree"] = config.parallel.shard_degree ? *config.parallel.shard_degree : ranks;
   report["loss"] = bench.loss;
   report["norm"] = bench.norm;
   return report;
@@ -103,7 +107,7 @@ int bench_ops(const RunConfig& config, const Engine& engine, const Target& targe
 int bench(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
   if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
-  const RunConfig config = load_config(words.leading[0], words.changes);
+  RunConfig config = load_config(words.leading[0], words.changes);
   const int64_t ranks = count_ranks(arguments, mpi);
   const BenchRequest request{.steps = arguments.integer("steps", 1),
                              .warmup = arguments.integer("warmup", 0),
@@ -121,11 +125,17 @@ int bench(const Arguments& arguments, Host* mpi) {
     return bench_ops(config, engine, target, planner(config), which);
   }
   BenchResult result;
+  int64_t degree = 0;
   on_ranks(mpi, ranks, [&](Host& host) {
-    BenchResult mine = engine.bench(config, host, planner, request);
-    if (host.rank() == 0) result = std::move(mine);
+    const RunConfig shared = with_shard_degree(config, host, engine, planner);
+    BenchResult mine = engine.bench(shared, host, planner, request);
+    if (host.rank() == 0) {
+      result = std::move(mine);
+      degree = shared.parallel.shard_degree;
+    }
   });
   if (mpi && mpi->rank()) return 0;
+  config.parallel.shard_degree.set(degree);
   const PlanResult plan = planner(config);
   json report = report_of(config, result, token_flops(config, ranks, target, plan), ranks);
   if (request.profile) {

@@ -45,6 +45,15 @@ Card card_of(const Arguments& arguments, const RunConfig& config) {
   arguments.refuse(concat("--target ", name, ": expected cpu, a100, h100 or h200", did_you_mean(name, names)));
 }
 
+// Ranks of one machine: mpirun knows, else it is said or usual.
+int64_t local_ranks(const Arguments& arguments, int64_t ranks, const Card& card) {
+  constexpr int64_t kUsual = 8;
+  if (!arguments.has("local-ranks")) return card.target.cuda && ranks % kUsual == 0 ? kUsual : ranks;
+  const int64_t local = arguments.integer("local-ranks", 1);
+  if (ranks % local) arguments.refuse(concat("--local-ranks ", local, " does not divide the ", ranks, " ranks"));
+  return local;
+}
+
 json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   const PlanResult plan = plan::engine().plan(config, int(ranks), card.target);
   const TokenFlops flops = token_flops(config, ranks, card.target, plan);
@@ -59,6 +68,10 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   return {{"parameters", plan.parameters},
           {"target", card.name},
           {"ranks", ranks},
+          {"zero_stage", *config.parallel.zero_stage},
+          {"shard_degree", config.parallel.zero_stage == 0 ? 1
+                           : config.parallel.shard_degree  ? *config.parallel.shard_degree
+                                                           : ranks},
           {"memory_bytes", memory},
           {"total_bytes", plan.memory.total()},
           {"card_bytes", int64_t(card.bytes)},
@@ -89,7 +102,8 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
 }
 
 void print_precision(const json& lines) {
-  for (const std::string& line : merge_layers(lines.get<std::vector<std::string>>())) std::printf("  %s\n", line.c_str());
+  for (const std::string& line : merge_layers(lines.get<std::vector<std::string>>()))
+    std::printf("  %s\n", line.c_str());
 }
 
 void print_memory(const json& plan) {
@@ -127,6 +141,11 @@ void print(const json& plan) {
   std::printf("parameters           %s\n", count(plan["parameters"]).c_str());
   std::printf("planned for          %s, %s %s\n", plan["target"].get<std::string>().c_str(),
               count(plan["ranks"]).c_str(), plan["ranks"] == 1 ? "rank" : "ranks");
+  if (const int64_t ranks = plan["ranks"], degree = plan["shard_degree"]; ranks > 1)
+    std::printf("sharded              stage %s among %s ranks%s, %s such %s\n", count(plan["zero_stage"]).c_str(),
+                with_commas(degree).c_str(),
+                plan["chosen"] == true ? " (chosen: the fewest whole machines that have the memory)" : "",
+                with_commas(ranks / degree).c_str(), ranks == degree ? "group" : "groups");
   const json& flops = plan["flops_per_token"];
   std::printf("FLOPs per token      %s causal, %s full\n", count(flops["causal"]).c_str(),
               count(flops["full"]).c_str());
@@ -154,13 +173,20 @@ int run_plan(const Arguments& arguments, Host* mpi) {
 
 std::vector<OptionSpec> plan_options() {
   return {kRanksOption,
+          {"local-ranks", "N", "ranks of one machine (default 8 on GPUs), of which --ranks is a multiple"},
           {"target", "CARD", "cpu, a100, h100 or h200: what to plan for (default cpu where device is cpu, else h200)"},
           {"json", "", "print the plan as JSON"}};
 }
 
-int show_plan(const Arguments& arguments, const RunConfig& config, int64_t ranks) {
-  validate(config, ranks);
-  const json plan = describe(config, ranks, card_of(arguments, config));
+int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks) {
+  validate(given, ranks);
+  RunConfig config = given;
+  const Card card = card_of(arguments, config);
+  const int64_t chosen = chosen_shard_degree(config, {ranks, local_ranks(arguments, ranks, card), card.bytes},
+                                             planner_for(card.target, int(ranks)));
+  if (chosen) config.parallel.shard_degree.set(chosen);
+  json plan = describe(config, ranks, card);
+  plan["chosen"] = chosen > 0;
   if (arguments.has("json")) std::printf("%s\n", plan.dump().c_str());
   else print(plan);
   return 0;

@@ -1,5 +1,7 @@
 #include "cli/ranks.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace octet {
@@ -37,6 +39,32 @@ Target target_of(const Engine& engine, const RunConfig& config) {
 
 Planner planner_for(const Target& target, int ranks) {
   return [=](const RunConfig& config) { return plan::engine().plan(config, ranks, target); };
+}
+
+int64_t chosen_shard_degree(const RunConfig& config, const Machines& m, const Planner& planner) {
+  const bool whole_machines = m.local < m.ranks && m.ranks % m.local == 0;
+  if (config.parallel.shard_degree > 0 || config.parallel.zero_stage == 0 || !whole_machines) return 0;
+  RunConfig c = config;
+  for (int64_t degree = m.local; degree < m.ranks; degree += m.local) {
+    if (m.ranks % degree) continue;
+    c.parallel.shard_degree.set(degree);
+    if (m.bytes == 0 || double(planner(c).memory.total()) <= m.bytes) return degree;
+  }
+  return m.ranks;
+}
+
+RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& engine, const Planner& planner) {
+  RunConfig c = config;
+  if (host.local_size() >= host.size()) return c;
+  std::vector<double> all(size_t(host.size()));
+  const double mine = double(engine.room(host));
+  host.all_gather(all.data(), &mine, sizeof mine);
+  constexpr double kBeside = 3e9;  // of a card, for CUDA's context, libraries and NCCL: measured 2.6
+  const double least = *std::min_element(all.begin(), all.end());
+  const double bytes = std::max(1., engine.target().cuda ? least - kBeside : least);
+  if (const int64_t degree = chosen_shard_degree(c, {host.size(), host.local_size(), bytes}, planner))
+    c.parallel.shard_degree.set(degree);
+  return c;
 }
 
 int64_t count_ranks(const Arguments& arguments, const Host* mpi) {

@@ -8,9 +8,19 @@
 namespace octet {
 
 const Engine& choose_engine(const RunConfig& config);
-void require_types(const Target&, const RunConfig&);  // refuses number formats that a card of this kind has no kernels for
+void require_types(const Target&,
+                   const RunConfig&);  // refuses number formats that a card of this kind has no kernels for
 Target target_of(const Engine& engine, const RunConfig& config);  // refuses what its card cannot do
 Planner planner_for(const Target& target, int ranks);
+
+// parallel.shard_degree where it is to be chosen: of ranks on several machines, the fewest whole machines whose ranks
+// have the memory by plan, all ranks if none do. 0: as the config says, nothing is to be chosen.
+struct Machines {
+  int64_t ranks = 1, local = 1;  // of the run; of each machine
+  double bytes = 0;              // free for a rank; 0: not known
+};
+int64_t chosen_shard_degree(const RunConfig&, const Machines&, const Planner&);
+RunConfig with_shard_degree(const RunConfig&, Host&, const Engine&, const Planner&);  // the same on all ranks
 
 int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun, or of --ranks
 // The ranks of mpirun, or `ranks` threads, or this process alone.

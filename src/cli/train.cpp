@@ -15,7 +15,7 @@ int train(const Arguments& arguments, Host* mpi) {
   const RunConfig config = load_config(words.leading[0], words.changes);
   const int64_t ranks = count_ranks(arguments, mpi);
   if (arguments.has("dry-run")) return mpi && mpi->rank() ? 0 : show_plan(arguments, config, ranks);
-  for (const char* option : {"json", "target"})
+  for (const char* option : {"json", "target", "local-ranks"})
     if (arguments.has(option)) arguments.refuse(concat("--", option, " goes with --dry-run"));
 
   require_training(config);
@@ -25,7 +25,7 @@ int train(const Arguments& arguments, Host* mpi) {
   const Planner planner = planner_for(target_of(engine, config), int(ranks));
   TrainResult result;
   on_ranks(mpi, ranks, [&](Host& host) {
-    const TrainResult mine = engine.train(config, host, planner);
+    const TrainResult mine = engine.train(with_shard_degree(config, host, engine, planner), host, planner);
     if (host.rank() == 0 || mpi) result = mine;
   });
   if (result.end != TrainResult::End::signalled) return 0;

@@ -16,6 +16,7 @@ const Engine& engine() {
       .name = "none",
       .available = [] { return false; },
       .target = absent<Target>,
+      .room = absent<size_t, const Host&>,
       .plan = absent<PlanResult, const RunConfig&, int, const Target&>,
       .train = absent<TrainResult, const RunConfig&, Host&, const Planner&>,
       .verify = absent<std::vector<VerifyLine>, const RunConfig&, Host&, const Planner&, const VerifyRequest&>,

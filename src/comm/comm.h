@@ -1,7 +1,8 @@
 #pragma once
-// Collectives between the devices of a run, in stream order. Virtual: chosen at run time, called a few hundred times a step.
-// Every rank of the group issues the same calls in the same order.
+// Collectives between the devices of a run, in stream order. Virtual: chosen at run time, called a few hundred times a
+// step. Every rank of the group issues the same calls in the same order.
 #include <memory>
+#include <string>
 
 #include "device/device.h"
 #include "host/host.h"
@@ -21,7 +22,10 @@ class Comm {
   virtual void reduce_scatter(Stream&, Tensor mine, Tensor full) = 0;  // mine = own slice of the sum; likewise
   virtual void all_reduce(Stream&, Tensor, Reduce) = 0;                // in place; f64, f32, bf16, u32
   virtual void broadcast(Stream&, Tensor, int root) = 0;
-  virtual void poll() {}  // throws when a collective under way has failed: for a host that waits for the device
+  virtual void register_memory(void*, size_t) {}  // collectives may work in it directly; until the Comm ends
+  // For a thread that watches the one that issues:
+  virtual void poll() {}                          // throws when a collective under way has failed
+  virtual std::string under_way() { return ""; }  // the first one that has not ended: "all-gather of 25.2 MB"; "": none
 };
 
 // All ranks of `host` (for a group of ranks: host.split()). The host outlives it.

@@ -10,9 +10,13 @@ struct ParallelConfig : Section {
   Option<int64_t> zero_stage{this, "zero_stage", 1,
                              "sharded over ranks: 0 nothing, 1 the optimizer, 2 and gradients, 3 and parameters",
                              between(0, 3)};
-  Option<int64_t> shard_degree{this, "shard_degree", 0,
-                               "ranks that shard among themselves; such groups replicate (0: chosen)", at_least(0)};
+  Option<int64_t> shard_degree{
+      this, "shard_degree", 0,
+      "ranks that shard among themselves, such groups replicate (0: a machine's, or of more if memory wants it)",
+      at_least(0)};
   Option<int64_t> prefetch{this, "prefetch", 1, "blocks gathered ahead in stage 3", between(0, 16)};
+  Option<bool> nccl_register{this, "nccl_register", false,
+                             "let NCCL work in the arenas directly (start with NCCL_LEGACY_CUDA_REGISTER=1)"};
   Option<int64_t> nccl_ctas{this, "nccl_ctas", 0, "most thread blocks of a collective (0: NCCL's choice)",
                             between(0, 64)};
   Option<int64_t> expert_parallel{this, "expert_parallel", 1, "ranks over which a layer's experts are spread",
@@ -31,8 +35,9 @@ struct MemoryConfig : Section {
   Option<int64_t> recompute_blocks{this, "recompute_blocks", 0,
                                    "first blocks whose activations are computed again in backward", at_least(0)};
   Option<int64_t> head_chunk{this, "head_chunk", 0, "rows of logits held at once (0: chosen)", at_least(0)};
-  Option<std::string> plan_cache{this, "plan_cache", "out/product-plans.jsonl",
-                                 "file that keeps which algorithm each matrix product runs by on this card (\"\": none)"};
+  Option<std::string> plan_cache{
+      this, "plan_cache", "out/product-plans.jsonl",
+      "file that keeps which algorithm each matrix product runs by on this card (\"\": none)"};
   Option<bool> poison{this, "poison", false, "fill fresh memory with NaN, to find reads before writes", Hidden{}};
 };
 

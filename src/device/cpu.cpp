@@ -26,6 +26,7 @@ WorkLog Device::take_work() { return {}; }
 
 bool device_available() { return true; }
 int device_count() { return 1; }
+Target target_of_card(int) { return {}; }
 
 Stream::Stream(Device& device, Priority priority) : device_(device), priority_(priority) {}
 Stream::~Stream() = default;

@@ -14,10 +14,12 @@ class Device {
   struct Options {
     int index = 0;  // which card, by local rank
     bool deterministic = true;
-    bool poison = false;     // fill memory with 0xFF (NaN in every float format) when it is reserved, rewound or reset
-    bool profile = false;    // time every kernel class; costs speed
-    std::string plan_cache;  // file with the product plans that timing chose; empty: none
-    Target target{};         // plan engine only: what to plan for
+    bool poison = false;      // fill memory with 0xFF (NaN in every float format) when it is reserved, rewound or reset
+    bool profile = false;     // time every kernel class; costs speed
+    bool time_waits = false;  // time Kernel::wait alone; costs nothing to speak of
+    int collective_ctas = 0;  // most thread blocks that a collective takes from the products; 0: the library's choice
+    std::string plan_cache;   // file with the product plans that timing chose; empty: none
+    Target target{};          // plan engine only: what to plan for
   };
   explicit Device(const Options&);
   ~Device();
@@ -40,6 +42,7 @@ class Device {
 
 bool device_available();
 int device_count();
+Target target_of_card(int index);  // as a Device's there; takes no memory on the card, which is another rank's
 
 // In-order queue of device work. On the cpu every call completes before it returns.
 class Stream {
@@ -96,6 +99,7 @@ class Arena {
   size_t mark() const { return used_; }
   void rewind(size_t mark);  // gives back everything allocated since mark()
   void reset() { rewind(0); }
+  void* base() const { return base_; }
   size_t peak() const { return peak_; }
   size_t capacity() const { return capacity_; }
 

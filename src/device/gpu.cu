@@ -38,20 +38,30 @@ int device_count() {
   return 0;
 }
 
-Device::Device(const Options& o) : options_(o), impl_(std::make_unique<Impl>()) {
+namespace {
+cudaDeviceProp properties_of(int index) {  // makes no context, which would take memory
   const int count = device_count();
-  if (o.index < 0 || o.index >= count)
-    bad_input("the rank wants GPU ", o.index, " of this machine, but CUDA sees ", count,
+  if (index < 0 || index >= count)
+    bad_input("the rank wants GPU ", index, " of this machine, but CUDA sees ", count,
               count ? ": start one rank a GPU (CUDA_VISIBLE_DEVICES limits what is seen)"
                     : ": see that the driver is loaded (nvidia-smi), or set \"device\" to \"cpu\"");
-  CUDA_CHECK(cudaSetDevice(o.index));
   cudaDeviceProp p{};
-  CUDA_CHECK(cudaGetDeviceProperties(&p, o.index));
-  target_ = {.cuda = true,
-             .compute_capability = 10 * p.major + p.minor,
-             .multiprocessors = p.multiProcessorCount,
-             .cudnn = o.target.cudnn,
-             .deterministic = o.deterministic};
+  CUDA_CHECK(cudaGetDeviceProperties(&p, index));
+  return p;
+}
+Target target_of(const cudaDeviceProp& p) {
+  return {.cuda = true, .compute_capability = 10 * p.major + p.minor, .multiprocessors = p.multiProcessorCount};
+}
+}  // namespace
+
+Target target_of_card(int index) { return target_of(properties_of(index)); }
+
+Device::Device(const Options& o) : options_(o), impl_(std::make_unique<Impl>()) {
+  const cudaDeviceProp p = properties_of(o.index);
+  CUDA_CHECK(cudaSetDevice(o.index));
+  target_ = target_of(p);
+  target_.cudnn = o.target.cudnn;
+  target_.deterministic = o.deterministic;
   impl_->index = o.index;
   impl_->name = p.name;
   CUBLAS_CHECK(cublasLtCreate(&impl_->lt));

@@ -70,7 +70,7 @@ struct Device::Impl {
 // First line of every op. Nothing, unless the device profiles.
 class Timed {
  public:
-  Timed(Stream& s, Kernel k) : stream_(s.device().options().profile ? &s : nullptr) {
+  Timed(Stream& s, Kernel k) : stream_(times(s.device().options(), k) ? &s : nullptr) {
     if (stream_) stream_->device().impl().profile.start(*stream_, k);
   }
   ~Timed() {
@@ -79,6 +79,7 @@ class Timed {
   Timed(const Timed&) = delete;
 
  private:
+  static bool times(const Device::Options& o, Kernel k) { return o.profile || (o.time_waits && k == Kernel::wait); }
   Stream* stream_;
 };
 

@@ -27,6 +27,7 @@ std::vector<ProductShape> take_products(Device& device) { return std::exchange(d
 
 bool device_available() { return true; }
 int device_count() { return 1; }
+Target target_of_card(int) { return {}; }
 
 Stream::Stream(Device& device, Priority priority) : device_(device), priority_(priority) {}
 Stream::~Stream() = default;

@@ -63,6 +63,7 @@ struct Engine {
   const char* name;
   bool (*available)();
   Target (*target)();                                              // of card 0
+  size_t (*room)(const Host&);                                     // bytes that are free for this rank
   PlanResult (*plan)(const RunConfig&, int ranks, const Target&);  // of the plan engine; null in the others
   TrainResult (*train)(const RunConfig&, Host&, const Planner&);
   std::vector<VerifyLine> (*verify)(const RunConfig&, Host&, const Planner&, const VerifyRequest&);

@@ -75,6 +75,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);
     const auto weights = c.params.acquire(c.stream, head_unit(), Use::backward);
+    prefetch(c, config_.num_layers, -1, Use::backward);
     const Arena::Scope scope(c.scratch);
     const size_t mark = c.saved.mark();
     const Tensor y = final_norm(c, x);
@@ -123,8 +124,20 @@ void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink&
   head_->logits(c, final_norm(c, x), sink);
 }
 
+// The head comes behind the last block, and is wanted for both passes at once.
+void Decoder::prefetch(Context& c, int64_t l, int64_t step, Use use) {
+  for (int64_t i = 0; i < c.params.options().prefetch; ++i) {
+    l += step;
+    if (l < 0 || l > config_.num_layers) return;
+    if (l < config_.num_layers) c.params.prefetch(c.stream, block_unit(l), use);
+    else c.params.prefetch(c.stream, head_unit(), use == Use::forward ? Use::backward : use);
+  }
+}
+
 Tensor Decoder::embed(Context& c, const DeviceBatch& batch) {
-  const auto weights = c.params.acquire(c.stream, 0, c.pass == Pass::evaluate ? Use::evaluate : Use::forward);
+  const Use use = c.pass == Pass::evaluate ? Use::evaluate : Use::forward;
+  const auto weights = c.params.acquire(c.stream, 0, use);
+  prefetch(c, -1, 1, use);
   const Tensor x = c.saved.alloc(c.plain(), {batch.tokens.numel(), config_.hidden_size});
   embedding_->forward(c, x, batch.tokens);
   return x;
@@ -143,8 +156,7 @@ Tensor Decoder::forward(Context& c, Tensor x) {
       x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     const auto weights = c.params.acquire(c.stream, block_unit(l), use);
-    if (l + 1 < config_.num_layers) c.params.prefetch(c.stream, block_unit(l + 1), use);
-    else c.params.prefetch(c.stream, head_unit(), evaluates ? use : Use::backward);
+    prefetch(c, l, 1, use);
     const Arena::Scope scratch(c.scratch);
     const Tensor y = evaluates ? streams[size_t(l + 1) % 2] : c.saved.alloc(x.dtype, x.shape);
     marks_[size_t(l)] = c.saved.mark();
@@ -159,7 +171,7 @@ Tensor Decoder::forward(Context& c, Tensor x) {
 void Decoder::backward(Context& c, Tensor d) {
   for (int64_t l = config_.num_layers - 1; l >= 0; --l) {
     const auto weights = c.params.acquire(c.stream, block_unit(l), Use::backward);
-    if (l > 0) c.params.prefetch(c.stream, block_unit(l - 1), Use::backward);
+    prefetch(c, l, -1, Use::backward);
     const Arena::Scope scratch(c.scratch);
     if (l < options_.recompute_blocks) {
       c.saved.rewind(marks_[size_t(l)]);  // all above is of later blocks, and dead

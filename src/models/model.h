@@ -52,6 +52,7 @@ class Decoder {
   Tensor embed(Context&, const DeviceBatch&);
   Tensor forward(Context&, Tensor x /*(N,C)*/);  // through all blocks -> (N,C)
   void backward(Context&, Tensor d /*(N,C)*/);   // d was allocated before forward(): memory comes back block by block
+  void prefetch(Context&, int64_t l, int64_t step, Use);  // parallel.prefetch units from block l on, l not included
   Tensor final_norm(Context&, Tensor x);
   void judge_routers(Context&, int64_t rows);  // between forward and backward
   int head_unit() const { return int(config_.num_layers) + 1; }

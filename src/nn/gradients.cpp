@@ -23,12 +23,23 @@ void ParameterStore::open_gradients(Stream& s, int unit) {
   g.unit = unit;
 }
 
-template <class F>
-void ParameterStore::travelling(Stream& s, Tensor t, F&& collective) {
-  if (!travel_) return collective(t);
-  const Tensor as = travel_.part(0, {t.numel()});
-  convert(s, as, t);
-  collective(as);
+template <class F, class Kept>
+void ParameterStore::travelling(Stream& s, Comm& comm, const std::vector<Tensor>& tensors, F&& collective,
+                                Kept&& kept) {
+  std::vector<Tensor> as = tensors;
+  if (travel_) {
+    int64_t at = 0;
+    for (Tensor& t : as) {
+      const Tensor narrow = travel_.part(at, {t.numel()});
+      convert(s, narrow, t);
+      at += t.numel();
+      t = narrow;
+    }
+  }
+  comm.begin_group();
+  for (const Tensor& t : as) collective(t);
+  comm.end_group();
+  for (size_t i = 0; travel_ && i < as.size(); ++i) convert(s, kept(tensors[i]), kept(as[i]));
 }
 
 void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
@@ -37,23 +48,23 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
   Unit& u = units_[size_t(unit)];
   Grads& whole = grads_[size_t(u.grads)];
   Stream& side = beside(s);
-  for (size_t k = 0; k < u.segments.size(); ++k) {
-    const Segment& g = u.segments[k];
-    if (!g.size) continue;
-    const Tensor all = whole.whole[k].part(0, {g.size});
-    if (shards() > 1)
-      travelling(side, all, [&](Tensor t) {
-        shard_.reduce_scatter(side, slice(t), t);
-        if (travel_) convert(side, slice(all), slice(t));
-      });
-    if (!keeps_gradients())
-      BACKEND::add(side, g.grad, g.grad, slice(all));  // the operation, which the member add() hides
-    if (last && replica_ && replica_->size() > 1)
-      travelling(side, g.grad, [&](Tensor t) {
-        replica_->all_reduce(side, t, Reduce::sum);
-        if (travel_) convert(side, g.grad, t);
-      });
-  }
+  std::vector<Tensor> all, mine;  // of each segment
+  for (size_t k = 0; k < u.segments.size(); ++k)
+    if (const Segment& g = u.segments[k]; g.size) {
+      all.push_back(whole.whole[k].part(0, {g.size}));
+      mine.push_back(g.grad);
+    }
+  if (shards() > 1)
+    travelling(
+        side, shard_, all, [&](Tensor t) { shard_.reduce_scatter(side, slice(t), t); },
+        [&](Tensor t) { return slice(t); });
+  if (!keeps_gradients())
+    for (size_t i = 0; i < all.size(); ++i)
+      BACKEND::add(side, mine[i], mine[i], slice(all[i]));  // the operation, which the member add() hides
+  if (last && replica_ && replica_->size() > 1)
+    travelling(
+        side, *replica_, mine, [&](Tensor t) { replica_->all_reduce(side, t, Reduce::sum); },
+        [](Tensor t) { return t; });
   if (keeps_gradients()) return;
   whole.unit = -1;
   whole.reduced = std::make_unique<Event>(side.device());
@@ -74,6 +85,12 @@ void ParameterStore::zero_gradients(Stream& s) {
   } else {
     for_each_gradient([&](Tensor t) { fill_zero(s, t); });
   }
+}
+
+void ParameterStore::sum_squares(Stream& s, Tensor total, Tensor partial) {
+  wait_for_gradients(s);
+  for_each_gradient([&](Tensor g) { sum_of_squares(s, total, g, partial); });
+  if (shards() > 1) shard_.all_reduce(s, total, Reduce::sum);  // replicas hold the same slices
 }
 
 void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {

@@ -8,6 +8,7 @@ namespace octet::BACKEND {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 constexpr int64_t kStage = int64_t{1} << 22;  // elements
+constexpr int kKept = 0;
 constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);
 Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
 }  // namespace
@@ -79,11 +80,13 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
   publish(s, Masters::changed);
 }
 
-// Buffers of whole weights and gradients: one set for each unit where they are kept, two in turn where not.
+// Buffers of whole weights and gradients: one set for each unit where they are kept; where not, a few in turn, so that
+// while one unit computes others arrive (weights) or leave (gradients).
 void ParameterStore::lay_out(const Arenas& arenas) {
-  const auto assign = [&](bool kept, auto& buffers, int Unit::*index, auto alloc) {
-    int rotating = 0;
-    std::array<int, 2> shared{-1, -1};
+  const auto assign = [&](int kept_or_turns, auto& buffers, int Unit::*index, auto alloc) {
+    const bool kept = kept_or_turns == kKept;
+    size_t rotating = 0;
+    std::vector<int> shared(size_t(kept ? 1 : kept_or_turns), -1);
     std::array<int64_t, 2> largest{};
     Forms forms;
     for (const Unit& u : units_)
@@ -96,7 +99,7 @@ void ParameterStore::lay_out(const Arenas& arenas) {
         u.*index = int(buffers.size());
         buffers.push_back(alloc(std::array{u.segments[kPlain].size, u.segments[kFp8].size}, u.forms));
       } else {
-        int& home = shared[size_t(rotating++ % 2)];
+        int& home = shared[rotating++ % shared.size()];
         if (home < 0) {
           home = int(buffers.size());
           buffers.push_back(alloc(largest, forms));
@@ -106,7 +109,7 @@ void ParameterStore::lay_out(const Arenas& arenas) {
     }
   };
   using Sizes = std::array<int64_t, 2>;
-  assign(keeps_weights(), weights_, &Unit::weights, [&](Sizes n, Forms f) {
+  assign(keeps_weights() ? kKept : 1 + options_.prefetch, weights_, &Unit::weights, [&](Sizes n, Forms f) {
     Arena& a = arenas[Memory::weights];
     Weights w;
     if (n[kPlain]) w.plain = a.alloc(options_.plain, {n[kPlain]});
@@ -116,15 +119,14 @@ void ParameterStore::lay_out(const Arenas& arenas) {
     if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
     return w;
   });
-  assign(keeps_gradients(), grads_, &Unit::grads, [&](Sizes n, Forms) {
+  assign(keeps_gradients() ? kKept : 2, grads_, &Unit::grads, [&](Sizes n, Forms) {
     Grads g;
     for (size_t k : {kPlain, kFp8})
       if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
     return g;
   });
   int64_t travels = 0;
-  for (const Unit& u : units_)
-    for (const Segment& g : u.segments) travels = std::max(travels, g.size);
+  for (const Unit& u : units_) travels = std::max(travels, u.segments[kPlain].size + u.segments[kFp8].size);
   if (overlaps() && options_.reduce != options_.grad)
     travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
   int64_t largest = 0;
@@ -250,37 +252,45 @@ void ParameterStore::start_gather(Stream& s, Unit& u, Use use) {
   w.ready->record(side_);
 }
 
-// The whole weights of a unit into its buffers.
+void ParameterStore::all_gather(Stream& s, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine) {
+  if (whole_and_mine.empty()) return;
+  if (shards() == 1) {
+    for (const auto& [whole, mine] : whole_and_mine)
+      if (mine.data != whole.data) copy(s, whole, mine);
+    return;
+  }
+  shard_.begin_group();
+  for (const auto& [whole, mine] : whole_and_mine) shard_.all_gather(s, whole, mine);
+  shard_.end_group();
+}
+
+// The whole weights of a unit into its buffers. Those of the forward pass want transposing only for the backward one.
 void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   Weights& w = weights_[size_t(u.weights)];
   CHECK(!w.leased || w.unit < 0, "unit '", u.name, "' needs buffers that are leased");
   const int index = int(&u - units_.data());
-  const auto all_gather = [&](Tensor whole, Tensor mine) {
-    if (shards() > 1) shard_.all_gather(s, whole, mine);
-    else if (mine.data != whole.data) copy(s, whole, mine);
-  };
   const Segment &plain = u.segments[kPlain], &fp8 = u.segments[kFp8];
-  if (plain.size) {
-    const Tensor whole = w.plain.part(0, {plain.size});
-    if (!keeps_weights()) convert(s, slice(whole), plain.master);  // where kept, AdamW wrote the slice
-    all_gather(whole, slice(whole));
-  }
-  if (fp8.size) {
-    if (w.q && !(use == Use::evaluate && !options_.evaluate_fp8)) {
-      const Tensor whole = w.q.part(0, {fp8.size});
-      if (gathers_plain()) cast_gathered(s, u, use);
-      else all_gather(whole, fp8.q);
-      if (w.q_t && use == Use::backward && !gathers_plain())
-        for (const Group& g : u.groups)
-          if (const Param& p = g.param; p.forms.q_t)
-            transpose(s, w.q_t.part(p.offset, {p.shape[1], p.shape[0]}), whole.part(p.offset, p.shape));
+  const bool codes = fp8.size && w.q && !(use == Use::evaluate && !options_.evaluate_fp8);
+  if (w.unit != index || w.use != Use::forward || use != Use::backward || gathers_plain()) {
+    std::vector<std::pair<Tensor, Tensor>> pieces;
+    if (plain.size) {
+      const Tensor whole = w.plain.part(0, {plain.size});
+      if (!keeps_weights()) convert(s, slice(whole), plain.master);  // where kept, AdamW wrote the slice
+      pieces.emplace_back(whole, slice(whole));
     }
-    if (w.q_plain) {
+    if (codes && !gathers_plain()) pieces.emplace_back(w.q.part(0, {fp8.size}), fp8.q);
+    if (fp8.size && w.q_plain) {
       const Tensor whole = w.q_plain.part(0, {fp8.size});
       convert(s, slice(whole), fp8.master);
-      all_gather(whole, slice(whole));
+      pieces.emplace_back(whole, slice(whole));
     }
+    all_gather(s, pieces);
   }
+  if (codes && gathers_plain()) cast_gathered(s, u, use);
+  else if (codes && w.q_t && use == Use::backward)
+    for (const Group& g : u.groups)
+      if (const Param& p = g.param; p.forms.q_t)
+        transpose(s, w.q_t.part(p.offset, {p.shape[1], p.shape[0]}), w.q.part(p.offset, p.shape));
   w.unit = index;
   w.use = use;
 }
@@ -290,9 +300,11 @@ void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
   const Weights& w = weights_[size_t(u.weights)];
   const Segment& fp8 = u.segments[kFp8];
   const Tensor whole = (w.q_plain ? w.q_plain : evaluate_.q_plain).part(0, {fp8.size});
-  if (!w.q_plain) evaluate_.unit = -1;  // its buffer is lent
-  convert(s, slice(whole), fp8.master);
-  shard_.all_gather(s, whole, slice(whole));
+  if (!w.q_plain) {
+    evaluate_.unit = -1;  // its buffer is lent
+    convert(s, slice(whole), fp8.master);
+    shard_.all_gather(s, whole, slice(whole));
+  }
   for (const Group& g : u.groups) {
     const Param& p = g.param;
     if (p.slot < 0) continue;

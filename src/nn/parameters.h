@@ -39,6 +39,7 @@ struct Param {
 struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
+  int prefetch = 1;                 // units that may be gathered ahead, where whole weights are not kept
   bool trains = true;               // false: no moments (evaluation, generation)
   bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
   bool delayed_weights = false;     // cast with the scale of earlier steps (fp8.weight_scaling)
@@ -87,6 +88,9 @@ class ParameterStore {
     int* count_;
   };
   void prefetch(Stream&, int unit, Use);  // starts gathering; nothing if out of range or already under way
+  bool holds(int unit) const {            // its whole weights are there, or on their way
+    return weights_[size_t(units_[size_t(unit)].weights)].unit == unit;
+  }
   [[nodiscard]] Lease acquire(Stream&, int unit, Use);  // waits for it
   Operand value(const Param&) const;                    // the forms that the lease's Use gives
   Tensor grad(const Param&) const;
@@ -94,6 +98,7 @@ class ParameterStore {
   void reduce(Stream&, int unit, Batch);  // the unit's gradients of this micro-batch are complete
   void wait_for_gradients(Stream&);       // all that reduce() started has happened
   void zero_gradients(Stream&);           // before the first micro-batch of a step
+  void sum_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor partial);  // of all ranks' gradients, each element once
 
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
@@ -181,8 +186,10 @@ class ParameterStore {
   bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
   Stream& beside(Stream&);  // the side stream, from this point of the other on
   void gather_plain_of_fp8(Stream&, int unit);
-  template <class F>
-  void travelling(Stream&, Tensor, F&& collective);  // f(tensor in the type that gradients travel in)
+  void all_gather(Stream&, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine);
+  // f(tensor) for each in the type that gradients travel in, all as one group; what comes back is `kept` of them.
+  template <class F, class Kept>
+  void travelling(Stream&, Comm&, const std::vector<Tensor>&, F&& collective, Kept&& kept);
   const Weights& leased(int unit) const;
   bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
   bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
@@ -206,7 +213,7 @@ class ParameterStore {
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
   Tensor stage_{};      // masters on their way through the plain type, some at a time
-  Tensor travel_{};     // gradients of a segment in the type they travel in, if another
+  Tensor travel_{};     // gradients of a unit in the type they travel in, if another
   Weights evaluate_{};  // plain form of one unit's FP8 segment at a time
 };
 

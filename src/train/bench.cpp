@@ -9,6 +9,7 @@ BenchResult bench_run(const RunConfig& config, Host& host, const Planner& planne
   const PlanResult plan = planner(config);
   Device::Options options = options_for(config, host);
   options.profile = request.profile;
+  options.time_waits = true;
   BenchResult result{.tokens_per_step = tokens_per_step(config) / host.size(), .planned_bytes = plan.memory.total()};
   Trainer trainer(config, host, plan, options);
   Device& device = trainer.session.device;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ops/tune.h"
 #include "train/entries.h"
 
@@ -7,15 +9,22 @@
 namespace octet::BACKEND {
 
 static Target card_target() {
-  Target t = Device({}).target();
+  Target t = target_of_card(0);
   t.cudnn = has_cudnn() && t.compute_capability >= 90;
   return t;
+}
+
+static size_t room(const Host& host) {
+  Device d({.index = host.local_rank()});
+  const size_t bytes = d.total_bytes() - std::min(d.total_bytes(), d.used_bytes());
+  return d.target().cuda ? bytes : bytes / size_t(host.local_size());
 }
 
 const Engine& engine() {
   static const Engine entries{.name = OCTET_NAME(BACKEND),
                               .available = device_available,
                               .target = card_target,
+                              .room = room,
                               .plan = plan_run,
                               .train = train_run,
                               .verify = verify_run,

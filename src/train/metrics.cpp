@@ -36,6 +36,13 @@ Load load_of(const double* tokens, int64_t experts) {
   }
   return load;
 }
+
+// ", stage 1 among 8 ranks"
+std::string sharding_of(const RunConfig& c, int ranks) {
+  const int64_t stage = c.parallel.zero_stage, degree = c.parallel.shard_degree;
+  if (ranks == 1 || stage == 0) return "";
+  return concat(", stage ", stage, " among ", degree ? degree : ranks, " ranks");
+}
 }  // namespace
 
 Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const std::string& device, Host& host)
@@ -48,7 +55,7 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
       memory_(plan.memory.total()) {
   if (!speaks_) return;
   log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters),
-           " parameters, ", human_bytes(double(memory_)), " reserved on each rank");
+           " parameters, ", human_bytes(double(memory_)), " reserved on each rank", sharding_of(c, host.size()));
   if (!c.fp8.enabled) return;
   log_info("fp8: ", c.fp8.values().dump());
   for (const std::string& line : merge_layers(plan.precision)) log_info("  ", line);

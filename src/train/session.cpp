@@ -38,6 +38,7 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
           .grad = type(c.precision.grad_dtype),
           .reduce = type(c.precision.reduce_dtype),
           .zero_stage = int(c.parallel.zero_stage),
+          .prefetch = int(c.parallel.prefetch),
           .trains = purpose == Purpose::train,
           .evaluate_fp8 = c.fp8.enabled && c.fp8.eval,
           .delayed_weights = c.fp8.weight_scaling == WeightScaling::delayed,
@@ -83,6 +84,7 @@ Device::Options options_for(const RunConfig& c, const Host& host) {
   Device::Options o{.index = host.local_rank(),
                     .deterministic = c.training.deterministic,
                     .poison = c.memory.poison,
+                    .collective_ctas = int(c.parallel.nccl_ctas),
                     .plan_cache = c.memory.plan_cache};
   o.target.cudnn = has_cudnn() && c.model.attention != AttentionKind::native;
   return o;
@@ -132,6 +134,10 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
              .max_tokens = config.training.seq_len,
              .head_chunk = config.memory.head_chunk,
              .buffers = config.precision.buffer_dtype}) {
+  for (Memory m : {Memory::weights, Memory::gradients, Memory::communication})
+    for (Comm* c : {own_shard.get(), replica.get()})
+      if (const Arena& a = arenas[m]; config.parallel.nccl_register && c && a.capacity())
+        c->register_memory(a.base(), a.capacity());
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;
   Arena& persistent = arenas[Memory::weights];
   params.materialise(stream, arenas, uint64_t(*config.training.seed));

@@ -76,13 +76,11 @@ void Trainer::step(const Samples& samples) {
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
   }
 
-  s.params.wait_for_gradients(s.stream);
-  s.params.for_each_gradient([&](Tensor g) { sum_of_squares(s.stream, squares, g, partial_); });
+  s.params.sum_squares(s.stream, squares, partial_);
   s.world->all_reduce(s.stream, loss, Reduce::sum);
   if (config.fp8.enabled &&
       s.amax_group() != s.world.get())  // ranks that do not share maxima skip together all the same
     s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
-  s.shard->all_reduce(s.stream, squares, Reduce::sum);  // replicas hold the same slices
   finish_gradients(s.stream, state_, config.optimizer.clip,
                    scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
 

@@ -29,12 +29,16 @@ Watchdog::~Watchdog() {
 
 void Watchdog::enter(Phase phase, int64_t step) {
   const std::lock_guard lock(mutex_);
-  if (phase_ == Phase::step && steps_ > 2) slowest_ = std::max(slowest_, now_ - entered_);
+  hear();
   if (phase == Phase::start) steps_ = 0;
   if (phase == Phase::step) ++steps_;
   phase_ = phase;
   step_ = step;
-  entered_ = heard_ = now_;
+}
+
+void Watchdog::hear() {
+  if (phase_ == Phase::step && steps_ > 2) longest_ = std::max(longest_, now_ - heard_);
+  heard_ = now_;
 }
 
 void Watchdog::watch(Session* session) {
@@ -48,7 +52,7 @@ std::string Watchdog::where() const { return concat(name_of(phase_), " at step "
 double Watchdog::limit() const {
   if (phase_ == Phase::checkpoint) return kCheckpoint * seconds_;
   if (phase_ == Phase::start || steps_ <= 2) return kStart * seconds_;
-  return std::max(seconds_, kSlow * slowest_);
+  return std::max(seconds_, kSlow * longest_);
 }
 
 // Seconds are those that this process was running: one that was stopped (Ctrl-Z, a laptop's lid) is not late.
@@ -64,19 +68,34 @@ void Watchdog::run() {
     if (heartbeats_) heartbeats_->beat(now_);
     if (now_ - heard_ <= limit()) continue;
     const std::string missing = heartbeats_ ? heartbeats_->missing(now_) : "";
-    end_job(concat("no progress for ", int(now_ - heard_), " s in ", where(), missing.empty() ? "" : ": ", missing));
+    end_job(concat("no progress for ", int(now_ - heard_), " s in ", where(), under_way(), missing.empty() ? "" : ": ",
+                   missing));
   }
+}
+
+std::array<Watchdog::Group, 3> Watchdog::groups() const {
+  return {{{"all ranks", session_->world.get()},
+           {"the ranks that shard", session_->own_shard.get()},
+           {"the ranks that replicate", session_->replica.get()}}};
+}
+
+std::string Watchdog::under_way() const {
+  std::string text;
+  for (const auto& [name, comm] : session_ ? groups() : std::array<Group, 3>{})
+    if (const std::string what = comm ? comm->under_way() : ""; !what.empty())
+      text += concat(text.empty() ? ", waiting in: " : ", ", what, " among ", name);
+  return text;
 }
 
 void Watchdog::listen() {
   if (!session_) return;
   if (const int64_t pulse = session_->pulse; pulse != pulse_) {
     pulse_ = pulse;
-    heard_ = now_;
+    hear();
   }
   try {
-    for (Comm* c : {session_->world.get(), session_->own_shard.get(), session_->replica.get()})
-      if (c) c->poll();
+    for (const auto& [name, comm] : groups())
+      if (comm) comm->poll();
   } catch (const Error& e) { end_job(concat(e.what(), " in ", where())); }
 }
 

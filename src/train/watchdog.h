@@ -3,7 +3,7 @@
 //
 //   phase        longest silence (w: parallel.watchdog_seconds)   progress is
 //   start        40 w                                             the next phase; the first two steps belong to it
-//   step         w, or ten times the slowest step so far          a micro-batch handed over, a step finished
+//   step         w, or ten times the longest silence of a step    a micro-batch handed over, a step finished
 //   evaluation   as for a step                                    a micro-batch handed over
 //   checkpoint   10 w: a disk takes its time to flush             a piece written
 #include <array>
@@ -34,6 +34,13 @@ class Watchdog {
  private:
   void run();
   void listen();  // to the session
+  void hear();    // that there is progress
+  struct Group {
+    const char* name = "";
+    Comm* comm = nullptr;
+  };
+  std::array<Group, 3> groups() const;  // of the session
+  std::string under_way() const;        // ", waiting in: all-gather of 1.5 MiB among all ranks"
   [[noreturn]] void end_job(const std::string& why) const;
 
   Host& host_;
@@ -42,8 +49,8 @@ class Watchdog {
   std::condition_variable changed_;
   bool ends_ = false;
   Phase phase_ = Phase::start;
-  int64_t step_ = 0, steps_ = 0;                            // steps_: entered since the last start
-  double now_ = 0, entered_ = 0, heard_ = 0, slowest_ = 0;  // seconds that this process was running
+  int64_t step_ = 0, steps_ = 0;              // steps_: entered since the last start
+  double now_ = 0, heard_ = 0, longest_ = 0;  // seconds that this process was running
   Session* session_ = nullptr;
   int64_t pulse_ = 0;
   std::unique_ptr<Heartbeats> heartbeats_;  // of ranks that are processes

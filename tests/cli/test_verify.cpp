@@ -38,8 +38,9 @@ TEST(Verify, MixtralAgrees) {
     expect_done(run(verify(model)), {"router logits", "aux loss", "step 19 aux loss", "0 beyond"});
     expect_done(run(verify(model, {"--dtype", "bf16"})), {"router logits", "aux loss", "0 beyond"});
   }
-  expect_refused(octet_says({"verify", golden("mixtral-8x2"), golden("llama-gqa/expected.safetensors"), "--device", "cpu"}),
-                 {"router_logits"});
+  expect_refused(
+      octet_says({"verify", golden("mixtral-8x2"), golden("llama-gqa/expected.safetensors"), "--device", "cpu"}),
+      {"router_logits"});
 }
 
 TEST(Verify, ShardedFilesAndNamedExpectedValues) {
@@ -59,12 +60,17 @@ TEST(Verify, RanksAndOverrides) {
 }
 
 TEST(Verify, UnderMpirun) {
-  std::vector<std::string> words{"mpirun", "-np", "2"};
-  for (const std::string& word : verify("llama-tied", {"parallel.zero_stage=3"})) words.push_back(word);
-  const Ran r = run(words);
-  if (r.code == 127) GTEST_SKIP() << "no mpirun";
-  if (has(r.err, "built without MPI")) GTEST_SKIP() << "built without MPI";
-  expect_done(r, {"0 beyond"});
+  for (const auto& [ranks, changes] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"2", {"parallel.zero_stage=3"}},
+           {"3", {"parallel.zero_stage=1"}},
+           {"4", {"parallel.zero_stage=3", "parallel.shard_degree=2"}}}) {
+    std::vector<std::string> words{"mpirun", "-np", ranks, "--oversubscribe"};
+    for (const std::string& word : verify("llama-tied", changes)) words.push_back(word);
+    const Ran r = run(words);
+    if (r.code == 127) GTEST_SKIP() << "no mpirun";
+    if (has(r.err, "built without MPI")) GTEST_SKIP() << "built without MPI";
+    expect_done(r, {"0 beyond"});
+  }
 }
 
 TEST(Verify, AChangedWeightIsBeyondTolerance) {

@@ -1,5 +1,8 @@
 // R ranks train the model of one: losses within 1e-6 for every stage of sharding and for hybrid sharding, the same bits
 // from run to run, and a checkpoint of any number of ranks resumes on any other.
+#include <mutex>
+#include <numeric>
+
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"
 #include "ranks.h"
@@ -17,7 +20,7 @@ struct Trained {
   std::vector<double> losses;
   std::vector<Bits> bits;  // of each rank
 };
-Trained train(const RunConfig& config, int ranks, int64_t steps = 10) {
+Trained train(const RunConfig& config, int ranks, int64_t steps = 20) {
   Trained r{{}, std::vector<Bits>(size_t(ranks))};
   run_ranks(ranks, [&](Host& host) {
     const Threads one{1};
@@ -27,6 +30,15 @@ Trained train(const RunConfig& config, int ranks, int64_t steps = 10) {
     if (host.rank() == 0) r.losses = std::move(losses);
   });
   return r;
+}
+
+// Scales and histories, which are rank 0's to save and every rank's to resume.
+Bits fp8_state(TinyTrainer& t) {
+  Bits bits;
+  if (!t.session.scaling.size()) return bits;
+  keep_scales(bits, "activations", t.session.stream, t.session.scaling);
+  keep_scales(bits, "weights", t.session.stream, t.session.params.weight_scales());
+  return bits;
 }
 
 struct Sharding {
@@ -48,7 +60,8 @@ TEST_P(Sharded, TrainsTheModelOfOneRank) {
 TEST_P(Sharded, RunsRepeatBitForBitAndRecomputationChangesNone) {
   Changes changes = GetParam().changes;
   const Trained a = train(sharded_config(changes), GetParam().ranks, 4);
-  for (const char* more : {"memory.recompute_blocks=0", "memory.recompute_blocks=2", "parallel.prefetch=0"}) {
+  for (const char* more : {"memory.recompute_blocks=0", "memory.recompute_blocks=2", "parallel.prefetch=0",
+                           "parallel.prefetch=2", "parallel.prefetch=16"}) {
     const Trained b = train(sharded_config(with(changes, {more})), GetParam().ranks, 4);
     EXPECT_EQ(a.losses, b.losses) << more;
     for (size_t r = 0; r < a.bits.size(); ++r) expect_same(a.bits[r], b.bits[r]);
@@ -81,32 +94,79 @@ TEST(Sharding, Fp8RanksTrainTheModelOfOne) {
   }
 }
 
-TEST(Sharding, ACheckpointOfFourRanksResumesOnFewer) {
+// Which sequences each step took, whoever took them: with them the token ids, a function of the sequence alone.
+class Taken {
+ public:
+  Samples watch(Samples inner) {
+    Samples s = inner;
+    s.batch = [this, inner](int64_t first, int64_t count) {
+      const std::lock_guard lock(mutex_);
+      for (int64_t i = first; i < first + count; ++i) sequences_.push_back(i);
+      return inner.batch(first, count);
+    };
+    return s;
+  }
+  void expect_steps(int64_t first, int64_t last, int64_t sequences) {
+    std::vector<int64_t> want(size_t((last - first) * sequences));
+    std::iota(want.begin(), want.end(), first * sequences);
+    std::sort(sequences_.begin(), sequences_.end());
+    EXPECT_EQ(sequences_, want);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int64_t> sequences_;
+};
+
+struct Resumed {
+  int ranks;
+  Changes changes;
+};
+
+TEST(Sharding, ACheckpointOfFourRanksResumesOnAnyNumberStageAndMicroBatch) {
   const Scratch folder;
-  for (const char* format : {"precision.param_dtype=fp32", "fp8.enabled=true"}) {
-    const Changes changes{format, "parallel.zero_stage=3", concat("checkpoint.dir=", (folder / format).string())};
-    const RunConfig config = sharded_config(changes),
-                    hybrid = sharded_config(with(changes, {"parallel.shard_degree=2"}));
-    const double tolerance = config.fp8.enabled ? 1e-2 : 1e-6;
-    const Trained never_stopped = train(config, 1);
-    const std::vector<double> rest(never_stopped.losses.begin() + 5, never_stopped.losses.end());
-    std::string saved;
-    run_ranks(4, [&](Host& host) {
-      const Threads one{1};
-      TinyTrainer t(hybrid, host);
-      t.run(5);
-      const std::string at = t.save();
-      if (host.rank() == 0) saved = at;
-    });
-    for (const int ranks : {1, 2, 3, 4})
-      run_ranks(ranks, [&](Host& host) {
+  for (const char* format : {"precision.param_dtype=fp32", "fp8.enabled=true"})
+    for (const auto& [saves, others] : std::vector<std::pair<Changes, std::vector<Resumed>>>{
+             {{"parallel.zero_stage=3", "parallel.shard_degree=2"},
+              {{1, {"training.micro_batch_size=4"}},
+               {2, {"parallel.zero_stage=1", "training.micro_batch_size=3"}},
+               {3, {"parallel.zero_stage=2"}},
+               {4, {"parallel.zero_stage=3"}},
+               {8, {"parallel.zero_stage=1", "training.micro_batch_size=3"}}}},
+             {{"parallel.zero_stage=1"},
+              {{1, {}},
+               {2, {"parallel.zero_stage=3"}},
+               {8, {"parallel.zero_stage=3", "parallel.shard_degree=4", "parallel.prefetch=2"}}}}}) {
+      const Changes common{format, "training.global_batch_size=24", "fp8.amax_history_len=4",
+                           concat("checkpoint.dir=", (folder / format / saves[0]).string())};
+      const RunConfig config = sharded_config(with(common, saves));
+      const double tolerance = config.fp8.enabled ? 1e-2 : 1e-6;
+      const Trained never_stopped = train(config, 4, 6);
+      const std::vector<double> rest(never_stopped.losses.begin() + 3, never_stopped.losses.end());
+      std::string saved;
+      Bits state;
+      run_ranks(4, [&](Host& host) {
         const Threads one{1};
         TinyTrainer t(config, host);
-        load_checkpoint(t, saved);
-        const std::vector<double> losses = t.run(5);
-        if (host.rank() == 0) expect_near_all(losses, rest, tolerance);
+        t.run(3);
+        const std::string at = t.save();
+        if (host.rank() == 0) saved = at, state = fp8_state(t);
       });
-  }
+      EXPECT_EQ(state.empty(), !config.fp8.enabled);
+      for (const Resumed& other : others) {
+        const RunConfig resumed = sharded_config(with(common, other.changes));
+        Taken taken;
+        run_ranks(other.ranks, [&](Host& host) {
+          const Threads one{1};
+          TinyTrainer t(resumed, host);
+          load_checkpoint(t, saved);
+          expect_same(state, fp8_state(t));
+          const std::vector<double> losses = t.run(3, taken.watch(tiny_samples(resumed)));
+          if (host.rank() == 0) expect_near_all(losses, rest, tolerance);
+        });
+        taken.expect_steps(3, 6, 24);
+      }
+    }
 }
 
 TEST(Sharding, EvaluationIsThatOfOneRankWhateverTheNumberOfSequences) {

@@ -189,15 +189,57 @@ TEST(Parameters, WeightsAreReadUnderALeaseOnly) {
   EXPECT_THROW(s.params.value(s.norms[1]), Error);
 }
 
-TEST(Parameters, BuffersThatAreLeasedAreNotGivenAway) {
-  run_ranks(2, [](Host& host) {
-    Store s(host, {.zero_stage = 3});
-    const auto lease = s.params.acquire(s.stream, 1, Use::forward);
-    EXPECT_NO_THROW(s.params.prefetch(s.stream, 2, Use::forward));
-    EXPECT_THROW(s.params.prefetch(s.stream, 3, Use::forward), Error);  // unit 1's buffers
-    EXPECT_NO_THROW(s.params.prefetch(s.stream, 9, Use::forward));      // no such unit: nothing
-    EXPECT_THROW(s.params.grad(s.matrices[2]), Error);                  // it has none in a forward pass
-  });
+// parallel.prefetch: while one unit is leased, so many may arrive.
+TEST(Parameters, AsManyUnitsAsAskedForAreGatheredAheadAndLeasedBuffersAreNotGivenAway) {
+  for (const int ahead : {0, 1, 2})
+    run_ranks(2, [&](Host& host) {
+      Store s(host, {.zero_stage = 3, .prefetch = ahead});
+      const auto lease = s.params.acquire(s.stream, 1, Use::forward);
+      for (int u = 2; u <= 1 + ahead; ++u) {
+        EXPECT_FALSE(s.params.holds(u));
+        EXPECT_NO_THROW(s.params.prefetch(s.stream, u, Use::forward)) << ahead;
+        EXPECT_TRUE(s.params.holds(u));
+      }
+      EXPECT_TRUE(s.params.holds(1));
+      if (ahead < 2) { EXPECT_THROW(s.params.prefetch(s.stream, 2 + ahead, Use::forward), Error); }  // unit 1's buffers
+      EXPECT_NO_THROW(s.params.prefetch(s.stream, 9, Use::forward));  // no such unit: nothing
+      EXPECT_THROW(s.params.grad(s.matrices[2]), Error);              // it has none in a forward pass
+    });
+}
+
+// By the model: when a layer's router speaks, the blocks behind it are there already. Each costs a block's memory.
+TEST(Parameters, AModelGathersAheadWhatParallelPrefetchSays) {
+  const auto config = [](int64_t ahead) {
+    return tiny_config({"model.model_type=mixtral", "model.num_local_experts=2", "model.num_experts_per_tok=1",
+                        "model.num_hidden_layers=5", "training.micro_batch_size=1", "parallel.zero_stage=3",
+                        concat("parallel.prefetch=", ahead)});
+  };
+  size_t before = 0;
+  int alone = 0;  // units that layer 0 finds without prefetching
+  for (const int64_t ahead : {0, 1, 3}) {
+    run_ranks(2, [&](Host& host) {
+      const Threads one{1};
+      TinyTrainer t(config(ahead), host);
+      Session& s = t.session;
+      Context c = s.context(Pass::evaluate);
+      std::vector<int> held;  // units, by layer
+      c.routers.observe = [&](int64_t, Tensor) {
+        int n = 0;
+        for (int u = 0; u < s.params.num_units(); ++u) n += s.params.holds(u);
+        held.push_back(n);
+      };
+      s.model.logits(c, s.upload(tiny_samples(s.config).batch(0, 1)), [](int64_t, Tensor) {});
+      ASSERT_EQ(held.size(), 5u);
+      const int of_a_layer = (s.params.num_units() - 2) / 5;
+      if (host.rank() == 0 && ahead == 0) alone = held[0];
+      host.barrier();
+      EXPECT_EQ(held[0], alone + ahead * of_a_layer);
+      EXPECT_EQ(held[1], alone + ahead * of_a_layer);
+    });
+    const size_t weights = plan_of(config(ahead), 2).memory[Memory::weights];
+    EXPECT_GT(weights, before) << ahead;
+    before = weights;
+  }
 }
 
 TEST(Parameters, PartsOfDifferentWidthAreNoMatrix) {

@@ -3,8 +3,11 @@
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "base/rng.h"
 #include "comm/comm.h"
+#include "device/gpu.h"
 #include "ranks.h"
 
 namespace octet::gpu {
@@ -16,10 +19,10 @@ struct Nccl : testing::Test {
   }
 };
 struct Rank {
-  explicit Rank(Host& host)
-      : device({.index = host.local_rank()}),
+  explicit Rank(Host& host, int ctas = 0, size_t bytes = size_t{64} << 20)
+      : device({.index = host.local_rank(), .collective_ctas = ctas}),
         s(device, Stream::Priority::high),
-        arena(s, "test", size_t{64} << 20),
+        arena(s, "test", bytes),
         comm(make_comm(device, host)) {}
   template <class T>
   Tensor to_device(const std::vector<T>& v) {
@@ -114,6 +117,61 @@ TEST_F(Nccl, FailingRankEndsTheOther) {
     host.barrier();
   };
   EXPECT_THROW(run_threads(2, body), InputError);
+}
+
+// What a watchdog asks from its own thread.
+TEST_F(Nccl, TheFirstCollectiveThatHasNotEndedIsNamed) {
+  run_ranks(2, [](Host& host) {
+    Rank r(host);
+    const Tensor t = r.to_device(values<float>(host.rank(), 1024)), full = r.arena.alloc(DType::f32, {2048});
+    r.comm->all_reduce(r.s, t, Reduce::sum);
+    r.s.synchronize();
+    EXPECT_EQ(r.comm->under_way(), "");
+    const auto both = [&] {
+      r.comm->begin_group();
+      r.comm->all_gather(r.s, full, t);
+      r.comm->all_gather(r.s, full, t);
+      r.comm->end_group();
+      r.comm->all_reduce(r.s, t, Reduce::sum);
+    };
+    if (host.rank() == 0) {
+      both();
+      std::string said;
+      std::thread([&] { said = r.comm->under_way(); }).join();
+      EXPECT_EQ(said, "all-gather of 16.0 KiB (number 2)");  // rank 1 has not come
+      host.barrier();
+    } else {
+      host.barrier();
+      both();
+    }
+    r.s.synchronize();
+    EXPECT_EQ(r.comm->under_way(), "");
+    CUDA_CHECK(cudaGetLastError());  // asking leaves no error behind
+  });
+}
+
+// parallel.nccl_ctas: one thread block moves far less than NCCL's own choice of them.
+TEST_F(Nccl, TheNumberOfThreadBlocksIsBounded) {
+  const auto seconds = [](int ctas) {
+    double best = 1e9;
+    run_ranks(2, [&](Host& host) {
+      Rank r(host, ctas, size_t{300} << 20);
+      const Tensor t = r.arena.alloc(DType::f32, {int64_t{64} << 20});
+      fill_zero(r.s, t);
+      for (int i = 0; i < 4; ++i) {
+        Event begin(r.device), end(r.device);
+        begin.record(r.s);
+        r.comm->all_reduce(r.s, t, Reduce::sum);
+        end.record(r.s);
+        r.s.synchronize();
+        if (host.rank() == 0) best = std::min(best, end.seconds_since(begin));
+      }
+    });
+    return best;
+  };
+  const double one = seconds(1), free = seconds(0);
+  std::printf("all-reduce of 256 MiB: %.2f ms by one thread block, %.2f ms by NCCL's choice\n", 1e3 * one, 1e3 * free);
+  EXPECT_GT(one, 2 * free);
 }
 
 TEST(Single, IsItsOwnGroup) {

@@ -1,7 +1,9 @@
 // The ranks are processes: reductions send each rank its share of everybody's tensor, and it adds them in the order of
 // ranks. MPI's own reductions may add in any order.
+#include <atomic>
 #include <cstring>
 
+#include "base/progress.h"
 #include "comm/cpu/reduce.h"
 
 namespace octet::BACKEND {
@@ -15,13 +17,16 @@ class MessageComm final : public Comm {
 
   void all_gather(Stream&, Tensor full, Tensor mine) override {
     CHECK(full.numel() == mine.numel() * size(), "all-gather of ", mine.shape, " into ", full.shape);
+    const Underway here(under_way_, "all-gather", full);
     host_.all_gather(full.data, mine.data, mine.bytes());
   }
   void reduce_scatter(Stream&, Tensor mine, Tensor full) override {
     CHECK(full.numel() == mine.numel() * size(), "reduce-scatter of ", full.shape, " into ", mine.shape);
+    const Underway here(under_way_, "reduce-scatter", full);
     reduce_received(mine, full.data, Reduce::sum);
   }
   void all_reduce(Stream&, Tensor t, Reduce op) override {
+    const Underway here(under_way_, "all-reduce", t);
     const int64_t slice = (t.numel() + size() - 1) / size();
     padded_.resize(size_t(slice * size()) * size_of(t.dtype));
     if (t.bytes()) std::memcpy(padded_.data(), t.data, t.bytes());
@@ -31,9 +36,29 @@ class MessageComm final : public Comm {
     host_.all_gather(full.data, mine.data, mine.bytes());
     if (t.bytes()) std::memcpy(t.data, full.data, t.bytes());
   }
-  void broadcast(Stream&, Tensor t, int root) override { host_.broadcast(t.data, t.bytes(), root); }
+  void broadcast(Stream&, Tensor t, int root) override {
+    const Underway here(under_way_, "broadcast", t);
+    host_.broadcast(t.data, t.bytes(), root);
+  }
+  std::string under_way() override {
+    const char* name = under_way_.name;
+    return name ? concat(name, " of ", human_bytes(double(under_way_.bytes))) : "";
+  }
 
  private:
+  struct Call {  // another thread may ask
+    std::atomic<const char*> name{nullptr};
+    std::atomic<size_t> bytes{0};
+  };
+  struct Underway {
+    Underway(Call& c, const char* name, Tensor t) : call(c) {
+      call.bytes = t.bytes();
+      call.name = name;
+    }
+    ~Underway() { call.name = nullptr; }
+    Underway(const Underway&) = delete;
+    Call& call;
+  };
   void reduce_received(Tensor mine, const void* full, Reduce op) {
     received_.resize(mine.bytes() * size_t(size()));
     host_.all_to_all(received_.data(), full, mine.bytes());
@@ -45,6 +70,7 @@ class MessageComm final : public Comm {
 
   Host& host_;
   std::vector<char> padded_, received_;
+  Call under_way_;
 };
 
 }  // namespace

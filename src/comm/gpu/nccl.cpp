@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "comm/gpu/issued.h"
 #include "comm/gpu/single.h"
 #include "device/gpu.h"
 
@@ -42,7 +44,7 @@ ncclDataType_t summable(DType t) {
 
 class NcclComm final : public Comm {
  public:
-  NcclComm(Device& device, Host& host) : rank_(host.rank()), size_(host.size()) {
+  NcclComm(Device& device, Host& host) : rank_(host.rank()), size_(host.size()), issued_(device.impl().index) {
     CUDA_CHECK(cudaSetDevice(device.impl().index));
     ncclUniqueId id{};
     if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id), nullptr);
@@ -50,13 +52,16 @@ class NcclComm final : public Comm {
     host.all_gather(ids.data(), &id, sizeof id);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
+    if (const int most = device.options().collective_ctas) config.maxCTAs = most;
     NCCL_CHECK(ncclCommInitRankConfig(&comm_, size_, ids[0], rank_, &config), nullptr);
     watch_ = host.when_lost([this] { abort(); });
   }
   ~NcclComm() override {
     watch_.reset();
     if (std::uncaught_exceptions() > 0) abort();  // the others may never come to what is under way
-    if (!lost_) ncclCommDestroy(comm_);
+    if (lost_) return;
+    for (void* handle : registered_) ncclCommDeregister(comm_, handle);
+    ncclCommDestroy(comm_);
   }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -70,37 +75,46 @@ class NcclComm final : public Comm {
     const ncclResult_t result = ncclGroupEnd();
     group_time_.reset();
     NCCL_CHECK(result, comm());
+    if (group_) issued_.add(group_->stream, group_->kernel, group_->bytes);
+    group_.reset();
   }
   // What only moves is sent as bytes: NCCL's types need not know ours.
   void all_gather(Stream& s, Tensor full, Tensor mine) override {
     CHECK(full.numel() == mine.numel() * size_, "all-gather of ", mine.shape, " into ", full.shape);
-    issue(s, Kernel::all_gather, [&](ncclComm_t c, cudaStream_t on) {
+    issue(s, Kernel::all_gather, full, [&](ncclComm_t c, cudaStream_t on) {
       NCCL_CHECK(ncclAllGather(mine.data, full.data, mine.bytes(), ncclUint8, c, on), c);
     });
   }
   void reduce_scatter(Stream& s, Tensor mine, Tensor full) override {
     CHECK(full.numel() == mine.numel() * size_, "reduce-scatter of ", full.shape, " into ", mine.shape);
-    issue(s, Kernel::reduce_scatter, [&](ncclComm_t c, cudaStream_t on) {
+    issue(s, Kernel::reduce_scatter, full, [&](ncclComm_t c, cudaStream_t on) {
       NCCL_CHECK(ncclReduceScatter(full.data, mine.data, size_t(mine.numel()), summable(mine.dtype), ncclSum, c, on),
                  c);
     });
   }
   void all_reduce(Stream& s, Tensor t, Reduce op) override {
     const ncclRedOp_t nccl_op = op == Reduce::sum ? ncclSum : ncclMax;
-    issue(s, Kernel::all_reduce, [&](ncclComm_t c, cudaStream_t on) {
+    issue(s, Kernel::all_reduce, t, [&](ncclComm_t c, cudaStream_t on) {
       NCCL_CHECK(ncclAllReduce(t.data, t.data, size_t(t.numel()), summable(t.dtype), nccl_op, c, on), c);
     });
   }
   void broadcast(Stream& s, Tensor t, int root) override {
-    issue(s, Kernel::all_gather, [&](ncclComm_t c, cudaStream_t on) {
+    issue(s, Kernel::all_gather, t, [&](ncclComm_t c, cudaStream_t on) {
       NCCL_CHECK(ncclBroadcast(t.data, t.data, t.bytes(), ncclUint8, root, c, on), c);
     });
   }
+  void register_memory(void* p, size_t bytes) override {
+    registered_.push_back(nullptr);
+    NCCL_CHECK(ncclCommRegister(comm(), p, bytes, &registered_.back()), comm_);
+  }
   void poll() override {
+    const std::lock_guard lock(ending_);
+    if (lost_) return;  // whoever failed says why
     ncclResult_t state = ncclSuccess;
-    NCCL_CHECK(ncclCommGetAsyncError(comm(), &state), comm_);
+    NCCL_CHECK(ncclCommGetAsyncError(comm_, &state), comm_);
     check(state, "a collective under way", comm_);
   }
+  std::string under_way() override { return issued_.first_not_ended(); }
 
  private:
   ncclComm_t comm() const {
@@ -109,25 +123,40 @@ class NcclComm final : public Comm {
   }
   // Ends what waits on the device; NCCL lets any thread do it.
   void abort() {
+    const std::lock_guard lock(ending_);
     if (!lost_.exchange(true)) ncclCommAbort(comm_);
   }
-  // A group runs as one: its time goes to the class of its first collective.
+  // A group runs as one: its time goes to the class of its first collective. What computes waits for what it issues.
   template <class F>
-  void issue(Stream& s, Kernel kernel, F&& call) {
+  void issue(Stream& s, Kernel kernel, Tensor whole, F&& call) {
+    const Kernel timed = s.priority() == Stream::Priority::high ? kernel : Kernel::wait;
     std::optional<Timed> own;
     if (grouped_) {
-      if (!group_time_) group_time_.emplace(s, kernel);
+      if (!group_) group_.emplace(s, kernel, 0);
+      if (!group_time_) group_time_.emplace(s, timed);
+      group_->bytes += whole.bytes();
     } else {
-      own.emplace(s, kernel);
+      own.emplace(s, timed);
     }
     call(comm(), raw(s));
+    if (!grouped_) issued_.add(s, kernel, whole.bytes());
   }
 
+  struct OpenGroup {
+    OpenGroup(Stream& s, Kernel k, size_t n) : stream(s), kernel(k), bytes(n) {}
+    Stream& stream;
+    Kernel kernel;
+    size_t bytes;
+  };
   int rank_, size_;
   ncclComm_t comm_ = nullptr;
+  std::mutex ending_;
   std::atomic<bool> lost_ = false;
   bool grouped_ = false;
+  std::optional<OpenGroup> group_;
   std::optional<Timed> group_time_;
+  Issued issued_;
+  std::vector<void*> registered_;  // handles
   std::shared_ptr<void> watch_;
 };
 

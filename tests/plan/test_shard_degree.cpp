@@ -1,0 +1,70 @@
+// parallel.shard_degree, where a config leaves it open: on several machines the fewest whole ones whose memory fits by
+// plan; `octet plan` says so.
+#include <gtest/gtest.h>
+
+#include "cli/ranks.h"
+#include "cli/run.h"
+
+namespace octet {
+namespace {
+
+RunConfig config_of(const std::vector<std::string>& changes = {}) {
+  std::vector<std::string> all{"parallel.zero_stage=3", "training.global_batch_size=32", "training.micro_batch_size=1"};
+  all.insert(all.end(), changes.begin(), changes.end());
+  return load_config(CONFIGS "/llama_124m.json", all);
+}
+Planner planner(int ranks) {
+  return planner_for({.cuda = true, .compute_capability = 90, .multiprocessors = 132}, ranks);
+}
+double planned_bytes(int64_t degree) {
+  return double(planner(16)(config_of({"parallel.shard_degree=" + std::to_string(degree)})).memory.total());
+}
+
+TEST(ShardDegree, IsTheFewestWholeMachinesThatHaveTheMemory) {
+  const auto chosen = [](double bytes) { return chosen_shard_degree(config_of(), {16, 2, bytes}, planner(16)); };
+  double before = 1e30;
+  for (const int64_t degree : {2, 4, 8}) {
+    const double bytes = planned_bytes(degree);
+    EXPECT_LT(bytes, before) << degree;
+    EXPECT_EQ(chosen(bytes), degree);
+    EXPECT_EQ(chosen(bytes - 1), 2 * degree);
+    before = bytes;
+  }
+  EXPECT_EQ(chosen(1), 16);  // nothing fits: as much sharding as there is
+  EXPECT_EQ(chosen(0), 2);   // not known
+}
+
+TEST(ShardDegree, MachinesAreNeverCut) {
+  const double none = 1;  // so that the choice goes on to the end
+  EXPECT_EQ(chosen_shard_degree(config_of({"training.global_batch_size=24"}), {24, 4, planned_bytes(16)}, planner(24)),
+            24);
+  EXPECT_EQ(chosen_shard_degree(config_of(), {16, 16, none}, planner(16)), 0);  // one machine: all ranks, as ever
+  EXPECT_EQ(chosen_shard_degree(config_of(), {16, 6, none}, planner(16)), 0);   // machines of different sizes
+}
+
+TEST(ShardDegree, WhatIsSaidIsKept) {
+  EXPECT_EQ(chosen_shard_degree(config_of({"parallel.shard_degree=4"}), {16, 2, 1}, planner(16)), 0);
+  EXPECT_EQ(chosen_shard_degree(config_of({"parallel.zero_stage=0"}), {16, 2, 1}, planner(16)), 0);
+}
+
+TEST(ShardDegree, OctetPlanSaysWhatItChose) {
+  const auto plan = [](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"plan", CONFIGS "/llama2_70b.json", "parallel.zero_stage=3", "memory.recompute_blocks=80",
+                 "training.micro_batch_size=1", "training.global_batch_size=1024"});
+    return octet_says(more);
+  };
+  // 16 bytes for each of 69e9 parameters, and what is whole in turn: two machines of eight H200s, four of H100s.
+  expect_done(plan({"--ranks", "64", "--target", "h200"}),
+              {"stage 3 among 16 ranks (chosen: the fewest whole machines that have the memory), 4 such groups"});
+  expect_done(plan({"--ranks", "64", "--target", "h100"}), {"stage 3 among 32 ranks (chosen"});
+  expect_done(plan({"--ranks", "64", "--local-ranks", "32"}), {"stage 3 among 32 ranks (chosen", "2 such groups"});
+  expect_done(plan({"--ranks", "64", "parallel.shard_degree=64"}), {"stage 3 among 64 ranks, 1 such group"});
+  const json report = json::parse(plan({"--ranks", "64", "--target", "h200", "--json"}).out);
+  EXPECT_EQ(report["shard_degree"], 16);
+  EXPECT_EQ(report["config"]["parallel"]["shard_degree"], 16);
+  expect_refused(plan({"--ranks", "64", "--local-ranks", "7"}), {"--local-ranks 7", "64 ranks"});
+}
+
+}  // namespace
+}  // namespace octet
