@@ -268,6 +268,41 @@ TEST_F(GroupedGemm, GivesTheSameBitsAgain) {
   for (const bool fast : {false, true}) EXPECT_EQ(bits(DType::e4m3, fast), bits(DType::e4m3, fast)) << fast;
 }
 
+// Thousands of tiles, of which each block computes many in several rounds; rows of the result are sampled.
+TEST_F(GroupedGemm, OfManyTilesMissesNone) {
+  if (!hopper()) GTEST_SKIP() << "cuBLASLt's business elsewhere";
+  Case c(*machine, {{1030, 0, 3000, 17, 1400, 2700}, 64, 9248}, 13);
+  std::vector<Factor> w;
+  for (const Values& v : c.w) w.push_back({machine->upload(DType::bf16, {c.O, c.I}, v)});
+  const Tensor y = machine->upload(DType::f32, {c.R, c.O}, Values(size_t(c.R * c.O), NAN));
+  grouped_gemm(machine->stream, {.d = y, .a = c.by_cols(c.x, c.I, DType::bf16), .b = w, .rows = c.rows()});
+  for (int64_t r = 0; r < c.R; r += 37) {
+    const int64_t e = expert_of(c.offset, r);
+    const Values x(c.x.begin() + r * c.I, c.x.begin() + (r + 1) * c.I);
+    const Values want = e < 0 ? Values(size_t(c.O)) : rows_product({0, 1}, x, {c.w[size_t(e)]}, c.O, c.I);
+    ASSERT_EQ(machine->download(y.row_range(r, 1)), want) << r;
+  }
+
+  Case g(*machine, {{5, 40, 0, 33, 64, 90, 1, 20, 32, 31}, 4384, 2048}, 14);
+  std::vector<Tensor> d;
+  for (int64_t e = 0; e < g.E; ++e) {
+    d.push_back(machine->tensor(DType::f32, {g.O, g.I}));
+    fill_zero(machine->stream, d.back());
+  }
+  const Factor dy = g.by_rows(g.dy, g.O, DType::bf16), x = g.by_rows(g.x, g.I, DType::bf16);
+  for (int times = 1; times <= 2; ++times) {
+    grouped_gradient(machine->stream, {.d = d, .a = dy, .b = x, .rows = g.rows()});
+    for (int64_t e = 0; e < g.E; ++e)
+      for (int64_t m = 11 * times; m < g.O; m += 167) {
+        Values column;
+        for (int64_t r = 0; r < g.R; ++r) column.push_back(g.dy[size_t(r * g.O + m)]);
+        Values want = sums_product(g.offset, e, column, g.x, 1, g.I);
+        for (double& v : want) v *= times;
+        ASSERT_EQ(machine->download(d[size_t(e)].row_range(m, 1)), want) << e << " " << m;
+      }
+  }
+}
+
 // A stream that is being captured into a graph refuses every wait of the host.
 TEST_F(GroupedGemm, MakesNoHostWait) {
   if (!hopper()) GTEST_SKIP() << "elsewhere the offsets come to the host";

@@ -61,6 +61,13 @@ CUtensorMap blocks_of(Tensor t) {
   return map;
 }
 
+// As many as leave each block several tiles a round, since a round fills its stages anew.
+int rounds_for(const Stream& s, int64_t rows, int64_t cols) {
+  constexpr int64_t kTiles = 8, kMostRounds = 4;
+  const int64_t tiles = (rows + 127) / 128 * ((cols + 255) / 256);
+  return int(std::clamp(tiles / (kTiles * s.target().multiprocessors), int64_t{1}, kMostRounds));
+}
+
 void set_scales(Params& p, const Factor& a, const Factor& b, int64_t expert, int64_t a_step, int64_t b_step, int i) {
   if (!is_fp8(a.t.dtype)) return;
   CHECK(a.scale_inv && b.scale_inv, "an FP8 factor without a scale");
@@ -73,6 +80,7 @@ void run_on_hopper(Stream& s, const GroupedGemm& g) {
   Params p{.a = blocks_of(g.a.t), .N = int(g.d.cols()), .K = int(g.a.contracted())};
   p.d[0] = g.d.data;
   p.store = g.d.dtype == DType::f32 ? Store::f32 : Store::bf16;
+  p.rounds = rounds_for(s, g.d.rows(), p.N);
   for (int64_t first = 0; first < E; first += kMost) {
     p.experts = int(std::min<int64_t>(kMost, E - first));
     p.offset = g.rows.offset.ptr<int32_t>() + first;
@@ -91,6 +99,7 @@ void run_on_hopper(Stream& s, const GroupedGradient& g) {
   const int64_t E = int64_t(g.d.size());
   Params p{.a = blocks_of(g.a.t), .b = blocks_of(g.b.t), .M = int(g.a.rows()), .N = int(g.b.rows())};
   p.store = g.d[0].dtype == DType::f32 ? Store::add_f32 : Store::add_bf16;
+  p.rounds = rounds_for(s, E * p.M, p.N);
   for (int64_t first = 0; first < E; first += kMost) {
     p.experts = int(std::min<int64_t>(kMost, E - first));
     p.offset = g.rows.offset.ptr<int32_t>() + first;

@@ -55,9 +55,9 @@ __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_
 }
 
 template <class F>
-__device__ void produce(const Params& p, Walk<F> walk, const Shared& shared, int clusters) {
+__device__ void produce(const Params& p, Walk<F> walk, const Shared& shared) {
   Ring ring;
-  for (Tile t; walk.next(t, clusters);) {
+  for (Tile t; walk.next(t);) {
     const int K = walk.contracted(t);
     for (int k = 0; k < K; k += F::kStageK, ring.step()) {
       const uint32_t barrier = shared.full + ring.stage * 8;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   const uint32_t stages = (shared_address(raw_stages) + 1023) & ~1023u, full = shared_address(barriers);
   const uint32_t zeros = stages + kStages * kStageBytes;
   const Shared shared{stages, zeros, zeros + kZeroBytes, full, full + kStages * 8};
-  const int rank = int(cluster_rank()), cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+  const int rank = int(cluster_rank());
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       barrier_init(shared.full + s * 8, 1);
@@ -176,16 +176,16 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   find_groups<F>(p, groups);
   __syncthreads();
   cluster_sync();
-  Walk<F> walk(p, groups, cluster, rank);
+  Walk<F> walk(p, groups, rank);
   if (threadIdx.x < 128) {
     give_registers<40>();
-    if (threadIdx.x == 0) produce<F>(p, walk, shared, clusters);
+    if (threadIdx.x == 0) produce<F>(p, walk, shared);
     __syncwarp();
     cluster_sync();  // the other block may still write here, or arrive
   } else {
     take_registers<232>();
     Ring ring;
-    for (Tile t; walk.next(t, clusters);) {
+    for (Tile t; walk.next(t);) {
       const float scale = scale_of<F>(p, t);
       float d[128];
       contract<F>(d, walk.contracted(t), ring, shared);
@@ -203,7 +203,7 @@ void launch(Stream& s, const Params& p) {
   cudaLaunchAttribute cluster{.id = cudaLaunchAttributeClusterDimension};
   cluster.val.clusterDim = {2, 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(unsigned(s.target().multiprocessors / 2 * 2));
+  launch.gridDim = dim3(unsigned(s.target().multiprocessors / 2 * 2 * p.rounds));
   launch.blockDim = dim3(kThreads);
   launch.dynamicSmemBytes = shared_bytes<F>();
   launch.stream = raw(s);

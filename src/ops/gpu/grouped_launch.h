@@ -18,6 +18,7 @@ struct Params {
   const int32_t* offset = nullptr;                         // (experts + 1)
   // rows: M is how many d has if this launch is to clear the last ones, else 0. sums: no K.
   int experts = 0, M = 0, N = 0, K = 0;
+  int rounds = 1;  // grouped_tiles.cuh
   Store store = Store::bf16;
 };
 

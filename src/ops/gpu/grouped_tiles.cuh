@@ -35,27 +35,34 @@ __device__ inline int ceil_of(int a, int b) { return (a + b - 1) / b; }
 
 template <class F>
 struct Walk {  // the pairs of tiles that this cluster computes, in the same order for all of its warps
+  // A round has a cluster for every two multiprocessors and goes over its share of all pairs. There are several: where
+  // collectives hold some multiprocessors, the others take more of the later rounds.
   static constexpr int kPairM = kTileM * (F::kAlongM ? 2 : 1), kPairN = kTileN * (F::kAlongM ? 1 : 2);
   static constexpr int kBand = 2048 / kPairM;  // tiles that run together share a square of operands in L2
   const Params& p;
   const Groups& groups;
-  int rank, pair, group = 0;
-  __device__ Walk(const Params& params, const Groups& g, int cluster, int block)
-      : p(params), groups(g), rank(block), pair(cluster) {}
+  int rank, step, pair, end, group = 0;
+  __device__ Walk(const Params& params, const Groups& g, int block) : p(params), groups(g), rank(block) {
+    step = gridDim.x / 2 / p.rounds;
+    const int all = groups.base[p.experts + 1], share = ceil_of(all, p.rounds * step) * step;
+    const int cluster = blockIdx.x / 2, round = cluster / step;
+    pair = round * share + cluster % step;
+    end = min(all, (round + 1) * share);
+  }
   static __device__ int count(const Params& p, int rows) {
     if (rows <= 0) return 0;
     return ceil_of(F::kSums ? p.M : rows, kPairM) * ceil_of(p.N, kPairN);
   }
-  __device__ bool next(Tile& t, int clusters) {
-    while (group <= p.experts && pair >= groups.base[group + 1]) ++group;
-    if (group > p.experts) return false;
+  __device__ bool next(Tile& t) {
+    if (pair >= end) return false;
+    while (pair >= groups.base[group + 1]) ++group;
     t.group = group, t.row = groups.first[group], t.rows = groups.first[group + 1] - t.row;
     const int down = ceil_of(F::kSums ? p.M : t.rows, kPairM), across = ceil_of(p.N, kPairN);
     const int at = pair - groups.base[group], band = at / (kBand * across), in_band = at - band * kBand * across;
-    const int width = min(kBand, down - band * kBand);
-    t.m = (band * kBand + in_band % width) * kPairM + (F::kAlongM ? rank * kTileM : 0);
-    t.n = in_band / width * kPairN + (F::kAlongM ? 0 : rank * kTileN);
-    pair += clusters;
+    const int deep = min(kBand, down - band * kBand);
+    t.m = (band * kBand + in_band % deep) * kPairM + (F::kAlongM ? rank * kTileM : 0);
+    t.n = in_band / deep * kPairN + (F::kAlongM ? 0 : rank * kTileN);
+    pair += step;
     return true;
   }
   __device__ int contracted(const Tile& t) const {
