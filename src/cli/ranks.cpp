@@ -55,14 +55,23 @@ int64_t chosen_shard_degree(const RunConfig& config, const Machines& m, const Pl
 
 RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& engine, const Planner& planner) {
   RunConfig c = config;
-  if (host.local_size() >= host.size()) return c;
-  std::vector<double> all(size_t(host.size()));
-  const double mine = double(engine.room(host));
+  struct Place {
+    double bytes;
+    int local_rank, local_size;
+  };
+  std::vector<Place> all(size_t(host.size()));
+  const int local = host.local_size();
+  const Place mine{host.size() > local ? double(engine.room(host)) : 0, host.local_rank(), local};
   host.all_gather(all.data(), &mine, sizeof mine);
+  double least = all[0].bytes;
+  for (size_t r = 0; r < all.size(); ++r) {
+    // Where neighbours by rank are no machine, as many ranks on each, there is nothing to choose.
+    if (all[r].local_size != all[0].local_size || all[r].local_rank != int(r) % all[0].local_size) return c;
+    least = std::min(least, all[r].bytes);
+  }
   constexpr double kBeside = 3e9;  // of a card, for CUDA's context, libraries and NCCL: measured 2.6
-  const double least = *std::min_element(all.begin(), all.end());
   const double bytes = std::max(1., engine.target().cuda ? least - kBeside : least);
-  if (const int64_t degree = chosen_shard_degree(c, {host.size(), host.local_size(), bytes}, planner))
+  if (const int64_t degree = chosen_shard_degree(c, {host.size(), local, bytes}, planner))
     c.parallel.shard_degree.set(degree);
   return c;
 }

@@ -39,9 +39,10 @@ Load load_of(const double* tokens, int64_t experts) {
 
 // ", stage 1 among 8 ranks"
 std::string sharding_of(const RunConfig& c, int ranks) {
-  const int64_t stage = c.parallel.zero_stage, degree = c.parallel.shard_degree;
+  const int64_t stage = c.parallel.zero_stage;
+  const int64_t degree = c.parallel.shard_degree ? *c.parallel.shard_degree : ranks;
   if (ranks == 1 || stage == 0) return "";
-  return concat(", stage ", stage, " among ", degree ? degree : ranks, " ranks");
+  return concat(", stage ", stage, " among ", degree, degree == 1 ? " rank" : " ranks");
 }
 }  // namespace
 

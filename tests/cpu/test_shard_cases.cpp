@@ -175,6 +175,13 @@ TEST(ShardCases, DecayFindsItsMatricesInSlicesThatBeginAnywhere) {
       });
 }
 
+// What they do there: tests/gpu/test_nccl.cpp.
+TEST(ShardCases, TheBoundOfThreadBlocksReachesTheDevice) {
+  LoneHost host;
+  EXPECT_EQ(options_for(tiny_config({"parallel.nccl_ctas=7"}), host).collective_ctas, 7);
+  EXPECT_EQ(options_for(tiny_config(), host).collective_ctas, 0);
+}
+
 TEST(ShardCases, ARankWhoseTargetsAreAllIgnored) {
   for (const Changes& format : {Changes{}, Changes{"precision.param_dtype=bf16", "fp8.enabled=true"}}) {
     const RunConfig base = tiny_config(with({"training.global_batch_size=12", "training.micro_batch_size=1"}, format));

@@ -24,6 +24,7 @@ TEST_F(Mpi, MachinesShardWithinUnlessToldOtherwise) {
   for (const auto& [machine, changes, said] : std::vector<std::tuple<std::string, std::string, std::string>>{
            {"2", "parallel.zero_stage=1", ", stage 1 among 2 ranks"},
            {"2", "parallel.zero_stage=3", ", stage 3 among 2 ranks"},
+           {"1", "parallel.zero_stage=2", ", stage 2 among 1 rank"},
            {"2", "parallel.shard_degree=4", ", stage 1 among 4 ranks"},
            {"4", "parallel.zero_stage=2", ", stage 2 among 4 ranks"},
            {"3", "parallel.zero_stage=2", ", stage 2 among 4 ranks"}}) {  // machines of unequal size

@@ -4,6 +4,7 @@
 
 #include "cli/ranks.h"
 #include "cli/run.h"
+#include "ranks.h"
 
 namespace octet {
 namespace {
@@ -45,6 +46,47 @@ TEST(ShardDegree, MachinesAreNeverCut) {
 TEST(ShardDegree, WhatIsSaidIsKept) {
   EXPECT_EQ(chosen_shard_degree(config_of({"parallel.shard_degree=4"}), {16, 2, 1}, planner(16)), 0);
   EXPECT_EQ(chosen_shard_degree(config_of({"parallel.zero_stage=0"}), {16, 2, 1}, planner(16)), 0);
+}
+
+// Threads that say they are ranks of these machines, by their ranks on them.
+class Machine final : public Host {
+ public:
+  Machine(Host& host, int local_rank, int local_size) : host_(host), local_rank_(local_rank), local_size_(local_size) {}
+  int rank() const override { return host_.rank(); }
+  int size() const override { return host_.size(); }
+  int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
+  bool shares_memory() const override { return true; }
+  void all_gather(void* all, const void* mine, size_t n) override { host_.all_gather(all, mine, n); }
+  void all_to_all(void* all, const void* mine, size_t n) override { host_.all_to_all(all, mine, n); }
+  void broadcast(void* data, size_t n, int root) override { host_.broadcast(data, n, root); }
+  void barrier() override { host_.barrier(); }
+  std::unique_ptr<Host> split(int colour, int size) override { return host_.split(colour, size); }
+  std::shared_ptr<void> when_lost(std::function<void()> f) override { return host_.when_lost(std::move(f)); }
+  void abort(int code) noexcept override { host_.abort(code); }
+
+ private:
+  Host& host_;
+  int local_rank_, local_size_;
+};
+
+TEST(ShardDegree, AllRanksChooseTheSameWhateverTheirMachines) {
+  const auto chosen = [](const std::vector<std::pair<int, int>>& places) {  // local rank and size of each rank
+    std::vector<int64_t> degrees(places.size());
+    run_ranks(int(places.size()), [&](Host& host) {
+      const auto [local_rank, local_size] = places[size_t(host.rank())];
+      Machine machine(host, local_rank, local_size);
+      const RunConfig c = with_shard_degree(config_of(), machine, cpu::engine(), planner(machine.size()));
+      degrees[size_t(host.rank())] = c.parallel.shard_degree;
+    });
+    for (const int64_t d : degrees) EXPECT_EQ(d, degrees[0]);
+    return degrees[0];
+  };
+  EXPECT_EQ(chosen({{0, 2}, {1, 2}, {0, 2}, {1, 2}}), 2);
+  EXPECT_EQ(chosen({{0, 1}, {0, 1}, {0, 1}, {0, 1}}), 1);
+  EXPECT_EQ(chosen({{0, 4}, {1, 4}, {2, 4}, {3, 4}}), 0);
+  EXPECT_EQ(chosen({{0, 3}, {1, 3}, {2, 3}, {0, 1}}), 0);  // machines of different sizes
+  EXPECT_EQ(chosen({{0, 2}, {0, 2}, {1, 2}, {1, 2}}), 0);  // dealt round: neighbours are on different machines
 }
 
 TEST(ShardDegree, OctetPlanSaysWhatItChose) {
