@@ -64,6 +64,8 @@ Command tokenizer_command();
 Command tokenize_command();
 Command import_command();
 Command verify_command();
+Command eval_command();
+Command generate_command();
 Command bench_command();
 Command help_command();
 std::string general_help();

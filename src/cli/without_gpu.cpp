@@ -20,7 +20,11 @@ const Engine& engine() {
       .plan = absent<PlanResult, const RunConfig&, int, const Target&>,
       .train = absent<TrainResult, const RunConfig&, Host&, const Planner&>,
       .verify = absent<std::vector<VerifyLine>, const RunConfig&, Host&, const Planner&, const VerifyRequest&>,
-      .bench = absent<BenchResult, const RunConfig&, Host&, const Planner&, const BenchRequest&>};
+      .bench = absent<BenchResult, const RunConfig&, Host&, const Planner&, const BenchRequest&>,
+      .bench_ops = absent<std::vector<OpTime>, const RunConfig&, const Target&, const PlanResult&, OpKinds>,
+      .plan_inference = absent<PlanResult, const RunConfig&, const Target&, int64_t>,
+      .generate = absent<GenerateResult, const RunConfig&, Host&, const Planner&, const GenerateRequest&>,
+      .evaluate = absent<void, const RunConfig&, Host&, const Planner&, const EvaluateRequest&>};
   return none;
 }
 

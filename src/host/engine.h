@@ -5,6 +5,7 @@
 #include "config/config.h"
 #include "config/plan.h"
 #include "config/product.h"
+#include "config/sampling.h"
 #include "host/host.h"
 
 namespace octet {
@@ -70,6 +71,11 @@ struct Engine {
   BenchResult (*bench)(const RunConfig&, Host&, const Planner&, const BenchRequest&);
   // Each op and product of the config by itself. The plan engine gives flops and bytes, the others seconds.
   std::vector<OpTime> (*bench_ops)(const RunConfig&, const Target&, const PlanResult&, OpKinds);
+  // Without training, on one rank: training.micro_batch_size sequences of training.seq_len positions at once. The plan
+  // (of the plan engine) is made for prompts of that length; 0: for evaluation.
+  PlanResult (*plan_inference)(const RunConfig&, const Target&, int64_t prompt);
+  GenerateResult (*generate)(const RunConfig&, Host&, const Planner&, const GenerateRequest&);
+  void (*evaluate)(const RunConfig&, Host&, const Planner&, const EvaluateRequest&);
 };
 namespace cpu {
 const Engine& engine();

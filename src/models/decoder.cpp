@@ -124,6 +124,23 @@ void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink&
   head_->logits(c, final_norm(c, x), sink);
 }
 
+Tensor Decoder::next(Context& c, Tensor tokens, Tensor rows) {
+  CHECK(c.pass == Pass::evaluate && c.cache && tokens.numel() == c.B * c.T, tokens.shape, " for B ", c.B, ", T ", c.T);
+  c.saved.reset();
+  c.scratch.reset();
+  Tensor x = forward(c, embed(c, {.tokens = tokens, .targets = {}, .order = {}}));
+  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  if (rows) {
+    const Tensor some = c.saved.alloc(x.dtype, {rows.numel(), x.cols()});
+    embedding_forward(c.stream, some, rows, x);
+    x = some;
+  }
+  const Tensor logits = c.saved.alloc(wide(x.dtype), {x.rows(), padded(config_.vocab_size)});
+  head_->logits(c, logits, final_norm(c, x));
+  return logits;
+}
+
 // The head comes behind the last block, and is wanted for both passes at once.
 void Decoder::prefetch(Context& c, int64_t l, int64_t step, Use use) {
   for (int64_t i = 0; i < c.params.options().prefetch; ++i) {

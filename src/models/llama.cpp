@@ -61,6 +61,7 @@ SelfAttention grouped_attention(Builder b, const ModelConfig& c, int64_t layer, 
                                 const Tensor& rope_table) {
   const int64_t C = c.hidden_size, q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const AttentionConfig config{.heads = {.H = c.num_heads, .G = c.num_kv_heads, .D = c.head_dim},
+                               .layer = layer,
                                .channels = C,
                                .window = c.sliding_window,
                                .scale = 1 / std::sqrt(double(c.head_dim))};

@@ -44,6 +44,8 @@ class Decoder {
   void train(Context&, const DeviceBatch&, Tensor loss /*(1) f64 +=*/, LossFactor factor);
   void evaluate(Context&, const DeviceBatch&, Tensor losses /*(N) wide*/);
   void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
+  // Generation, with c.cache: logits (n,V) wide behind the named rows of the pass, all if none are named; in c.saved.
+  Tensor next(Context&, Tensor tokens /*(N) i32*/, Tensor rows /*(n) i32*/);
   // (L,E) f64: tokens that chose each expert, all ranks together, added up until somebody zeroes it; none without
   // experts.
   Tensor expert_load() const { return load_; }

@@ -41,12 +41,13 @@ class NeoxBlock final : public Block {
   NeoxBlock(Builder b, const ModelConfig& c, int64_t layer, const Tensor& rope_table, const std::string& name)
       : parallel_(c.parallel_residual),
         attention_norm_(b, name + "input_layernorm", {Norm::Kind::layer, c.hidden_size, c.norm_eps}),
-        attention_(attention_config(c), qkv(b, c, layer, name), out(b, c, layer, name), rope_table),
+        attention_(attention_config(c, layer), qkv(b, c, layer, name), out(b, c, layer, name), rope_table),
         mlp_norm_(b, name + "post_attention_layernorm", {Norm::Kind::layer, c.hidden_size, c.norm_eps}),
         mlp_(up(b, c, layer, name), down(b, c, layer, name), c.hidden_act == "gelu" ? Gelu::exact : Gelu::tanh) {}
 
-  static AttentionConfig attention_config(const ModelConfig& c) {
+  static AttentionConfig attention_config(const ModelConfig& c, int64_t layer) {
     return {.heads = {.H = c.num_heads, .G = c.num_heads, .D = c.head_dim, .interleaved = true},
+            .layer = layer,
             .channels = c.hidden_size,
             .window = c.sliding_window,
             .scale = 1 / std::sqrt(double(c.head_dim))};

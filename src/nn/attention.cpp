@@ -13,13 +13,35 @@ void SelfAttention::forward(Context& c, Tensor y, const Operand& x, Tensor resid
   lse_ = memory.alloc(wide(c.plain()), {c.B, h.H, c.T});
   qkv_.forward(c, qkv_saved_, x);
   rope_forward(c.stream, qkv_saved_, rope(c));
-  {
-    const Arena::Scope scope(c.scratch);
-    const Tensor workspace =
-        c.scratch.alloc(DType::e4m3, {attention_forward_workspace(c.target(), shape(c), c.plain())});
-    attention_forward(c.stream, o_, lse_, qkv_saved_, shape(c), workspace);
-  }
+  c.cache ? attend_to_cache(c) : attend(c);
   out_.forward(c, y, out_.input(c, o_), residual);
+}
+
+void SelfAttention::attend(Context& c) {
+  const Arena::Scope scope(c.scratch);
+  const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_forward_workspace(c.target(), shape(c), c.plain())});
+  attention_forward(c.stream, o_, lse_, qkv_saved_, shape(c), workspace);
+}
+
+// A prompt's rows see each other alone; a row that goes on sees what the cache holds, itself with it.
+void SelfAttention::attend_to_cache(Context& c) {
+  const KvCache& cache = *c.cache;
+  const KvRows kv = cache.layer(config_.layer);
+  kv_append(c.stream, {.kv = kv, .heads = config_.heads, .T = c.T, .first = cache.first(), .start = cache.start()},
+            qkv_saved_);
+  if (!cache.decodes()) return attend(c);
+  CHECK(c.pass == Pass::evaluate && c.T == 1, "one token a sequence, not ", c.T);
+  const Arena::Scope scope(c.scratch);
+  const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_decode_workspace(c.target(), config_.heads, c.B)});
+  attention_decode(c.stream, o_, qkv_saved_,
+                   {.kv = kv,
+                    .heads = config_.heads,
+                    .start = cache.start(),
+                    .first = cache.first(),
+                    .longest = cache.longest(),
+                    .window = config_.window,
+                    .scale = config_.scale},
+                   workspace);
 }
 
 Tensor SelfAttention::backward(Context& c, Tensor dy) {

@@ -1,5 +1,6 @@
 #pragma once
-// Multi-head causal self-attention with rotary embedding and grouped kv heads (Ainslie et al. 2023, arXiv:2305.13245).
+// Multi-head causal self-attention with rotary embedding and grouped kv heads (Ainslie et al. 2023, arXiv:2305.13245),
+// over the rows of the pass, or with a cache over those of earlier passes too.
 // N rows (= B*T)   C channels   W = heads.width() of the packed q, k, v
 #include "nn/linear.h"
 
@@ -7,7 +8,7 @@ namespace octet::BACKEND {
 
 struct AttentionConfig {
   Heads heads;
-  int64_t channels = 0, window = 0;
+  int64_t layer = 0, channels = 0, window = 0;
   double scale = 1;
 };
 
@@ -21,7 +22,13 @@ class SelfAttention {
   Tensor backward(Context&, Tensor dy /*(N,C)*/);  // -> dx (N,C), in scratch
 
  private:
-  Rope rope(const Context& c) const { return {.table = table_, .heads = config_.heads, .T = c.T}; }
+  void attend(Context&);
+  void attend_to_cache(Context&);
+  Rope rope(const Context& c) const {
+    Rope r{.table = table_, .heads = config_.heads, .T = c.T};
+    if (c.cache) r.first = c.cache->first(), r.start = c.cache->start();
+    return r;
+  }
   Attention shape(const Context& c) const {
     return {.heads = config_.heads, .B = c.B, .T = c.T, .window = config_.window, .scale = config_.scale};
   }

@@ -2,6 +2,7 @@
 // What layers are declared with (Builder) and what they run with (Context).
 #include <functional>
 
+#include "nn/kv_cache.h"
 #include "nn/parameters.h"
 #include "precision/recipe.h"
 
@@ -41,6 +42,7 @@ struct Context {
   int64_t B = 1, T = 1;  // of the micro-batch under way
   ParameterStore::Batch batch = ParameterStore::Batch::last;
   Routers routers{};
+  const KvCache* cache = nullptr;  // of an evaluation that reads a prompt or goes on with it
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }

@@ -43,4 +43,8 @@ void LossHead::logits(Context& c, Tensor x, const Sink& sink) {
   }
 }
 
+void LossHead::logits(Context& c, Tensor y, Tensor x) {
+  gemm(c.stream, {.d = y, .a = {x}, .b = c.params.value(w_).by_cols(Precision::plain)});
+}
+
 }  // namespace octet::BACKEND

@@ -37,6 +37,7 @@ class LossHead {
   void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);
   using Sink = std::function<void(int64_t first_row, Tensor logits /*(rows,V)*/)>;
   void logits(Context&, Tensor x /*(N,C)*/, const Sink&);  // chunk by chunk, each gone when the next is made
+  void logits(Context&, Tensor y /*(N,V) wide*/, Tensor x /*(N,C)*/);
 
  private:
   int64_t chunk(int64_t rows) const { return std::min(rows, options_.chunk); }

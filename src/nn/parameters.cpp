@@ -76,7 +76,8 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
     if (options_.cast_through_plain && options_.plain != options_.master)
       stage_ = arenas[Memory::weights].alloc(options_.plain, {kStage});
   }
-  initialise(s, seed);
+  zero(s);
+  if (options_.trains) draw(s, seed);
   publish(s, Masters::changed);
 }
 
@@ -119,15 +120,16 @@ void ParameterStore::lay_out(const Arenas& arenas) {
     if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
     return w;
   });
-  assign(keeps_gradients() ? kKept : 2, grads_, &Unit::grads, [&](Sizes n, Forms) {
-    Grads g;
-    for (size_t k : {kPlain, kFp8})
-      if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
-    return g;
-  });
+  if (options_.trains)
+    assign(keeps_gradients() ? kKept : 2, grads_, &Unit::grads, [&](Sizes n, Forms) {
+      Grads g;
+      for (size_t k : {kPlain, kFp8})
+        if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
+      return g;
+    });
   int64_t travels = 0;
   for (const Unit& u : units_) travels = std::max(travels, u.segments[kPlain].size + u.segments[kFp8].size);
-  if (overlaps() && options_.reduce != options_.grad)
+  if (options_.trains && overlaps() && options_.reduce != options_.grad)
     travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
   int64_t largest = 0;
   for (const Unit& u : units_)
@@ -142,19 +144,20 @@ void ParameterStore::alloc_slices(const Arenas& arenas) {
       Segment& g = u.segments[k];
       if (g.size == 0) continue;
       const Shape mine{g.size / shards()};
-      g.master = arenas[Memory::optimizer].alloc(options_.master, mine);
+      g.master = k == kPlain && shares_masters() ? slice(weights_[size_t(u.weights)].plain)
+                                                 : arenas[Memory::optimizer].alloc(options_.master, mine);
       if (options_.trains) {
         g.m = arenas[Memory::optimizer].alloc(options_.moment, mine);
         g.v = arenas[Memory::optimizer].alloc(options_.moment, mine);
+        g.grad = keeps_gradients() ? slice(grads_[size_t(u.grads)].whole[k])
+                                   : arenas[Memory::gradients].alloc(options_.grad, mine);
       }
-      g.grad = keeps_gradients() ? slice(grads_[size_t(u.grads)].whole[k])
-                                 : arenas[Memory::gradients].alloc(options_.grad, mine);
       if (k != kFp8) continue;
       g.q = keeps_weights() ? slice(weights_[size_t(u.weights)].q) : arenas[Memory::weights].alloc(DType::e4m3, mine);
     }
 }
 
-void ParameterStore::initialise(Stream& s, uint64_t seed) {
+void ParameterStore::zero(Stream& s) {
   for (Unit& u : units_)
     for (Segment& g : u.segments) {
       if (g.size == 0) continue;
@@ -162,6 +165,9 @@ void ParameterStore::initialise(Stream& s, uint64_t seed) {
       if (options_.trains)
         for (Tensor t : {g.m, g.v, g.grad}) fill_zero(s, t);
     }
+}
+
+void ParameterStore::draw(Stream& s, uint64_t seed) {
   for (Unit& u : units_)
     for (const Entry& e : u.entries) {
       const Local l = local(u, e.segment, e.offset, e.shape.numel());
@@ -184,7 +190,7 @@ void ParameterStore::publish(Stream& s, Masters masters) {
     fill_zero(s, scales_.state().amax);  // the casts measure what they read
   }
   cast_slices(s);
-  if (masters == Masters::changed && keeps_weights())
+  if (masters == Masters::changed && keeps_weights() && !shares_masters())
     for (Unit& u : units_)
       if (const Segment& g = u.segments[kPlain]; g.size) convert(s, slice(weights_[size_t(u.weights)].plain), g.master);
   for (Weights& w : weights_) w.unit = -1;

@@ -40,7 +40,8 @@ struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
   int prefetch = 1;                 // units that may be gathered ahead, where whole weights are not kept
-  bool trains = true;               // false: no moments (evaluation, generation)
+  // false (evaluation, generation): no gradients and moments, no random start; plain weights are their own masters
+  bool trains = true;
   bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
   bool delayed_weights = false;     // cast with the scale of earlier steps (fp8.weight_scaling)
   bool cast_through_plain = false;  // masters are rounded to the plain type before the cast, as TE sees them
@@ -73,6 +74,7 @@ class ParameterStore {
   // segment.
   Param add(const std::vector<Part>&, Init, Forms forms = {.plain = true});
   void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: reserve, deal out, initialise
+  void draw(Stream&, uint64_t seed);                        // the random start; publish() what changed
   enum class Masters { changed, stepped };  // by anything; by AdamW, which wrote maxima and plain slices too
   void publish(Stream&, Masters);           // new scales, FP8 slices and whole weights from the masters
 
@@ -175,7 +177,7 @@ class ParameterStore {
 
   void lay_out(const Arenas&);
   void alloc_slices(const Arenas&);
-  void initialise(Stream&, uint64_t seed);
+  void zero(Stream&);
   void measure_masters(Stream&);
   void cast_slices(Stream&);
   void cast(Stream&, const Operand&, Tensor master, Tensor counts);
@@ -193,6 +195,7 @@ class ParameterStore {
   const Weights& leased(int unit) const;
   bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
   bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
+  bool shares_masters() const { return !options_.trains && options_.master == options_.plain && keeps_weights(); }
   bool keeps_gradients() const { return options_.zero_stage < 2 || shards() == 1; }
   int shards() const { return shard_.size(); }
   Local local(const Unit&, Precision, int64_t offset, int64_t count) const;

@@ -55,11 +55,12 @@ struct Heads {
 };
 // Half-split layout over the first R dimensions of each q and k head: for i < R/2 and position t,
 //   y[i] = x[i] cos - x[i+R/2] sin,   y[i+R/2] = x[i+R/2] cos + x[i] sin      Su et al. 2021, arXiv:2104.09864
-// table (positions, R/2, 2) wide holds (cos, sin); row n has position n % T + first. In place.
+// table (positions, R/2, 2) wide holds (cos, sin); row n has position n % T + first [+ start[n / T]]. In place.
 struct Rope {
   Tensor table;
   Heads heads;
   int64_t T = 1, first = 0;
+  Tensor start{};  // (N/T) i32, or none
 };
 void rope_forward(Stream&, Tensor qkv /*(N,width) +=*/, const Rope&);
 // The transpose of that rotation; d_out.plain may be d_in itself. v is copied through.

@@ -1,6 +1,8 @@
 #pragma once
 // Sizes of the workspaces that ops take, as functions of the target and the shapes: one rule for every engine, so that
 // the plan is exact to the byte.
+#include <algorithm>
+
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
@@ -57,6 +59,22 @@ inline int64_t attention_forward_workspace(const Target& t, const Attention& a, 
 }
 inline int64_t attention_backward_workspace(const Target& t, const Attention& a, DType plain) {
   return attention_backward_parts(t, a, plain).total();
+}
+
+// attention_decode on a card: parts into which the keys of a sequence are cut, so that few sequences still fill it. A
+// block has up to kDecodeHeads query heads of a group; a part is not worth its joining below kDecodeKeys keys.
+inline constexpr int64_t kDecodeHeads = 8, kDecodeKeys = 64, kDecodeParts = 64;
+inline int64_t decode_blocks(const Heads& h) { return h.G * ((h.H / h.G + kDecodeHeads - 1) / kDecodeHeads); }
+inline int64_t decode_parts(const Target& t, const Heads& h, int64_t B, int64_t keys) {
+  const int64_t wanted = (4 * t.multiprocessors + B * decode_blocks(h) - 1) / (B * decode_blocks(h));
+  const int64_t most = (keys + kDecodeKeys - 1) / kDecodeKeys;
+  return std::max<int64_t>(1, std::min({wanted, most, kDecodeParts}));
+}
+// Of each part and head: D sums, maximum and sum of weights. Room for any number of keys and for fewer sequences.
+inline int64_t attention_decode_workspace(const Target& t, const Heads& h, int64_t B) {
+  if (!t.cuda) return 0;
+  const int64_t parts = std::min(B * kDecodeParts, 4 * t.multiprocessors / decode_blocks(h) + 1 + B);
+  return parts * h.H * (h.D + 2) * 4;
 }
 
 }  // namespace octet::BACKEND

@@ -29,7 +29,10 @@ const Engine& engine() {
                               .train = train_run,
                               .verify = verify_run,
                               .bench = bench_run,
-                              .bench_ops = bench_ops};
+                              .bench_ops = bench_ops,
+                              .plan_inference = plan_inference,
+                              .generate = generate_run,
+                              .evaluate = evaluate_run};
   return entries;
 }
 

@@ -33,7 +33,7 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
   const bool checking = plain == DType::f64;  // derivatives are checked with everything in f64
   const auto type = [&](DType t) { return checking ? DType::f64 : t; };
   return {.plain = plain,
-          .master = type(c.precision.master_dtype),
+          .master = purpose == Purpose::train ? type(c.precision.master_dtype) : plain,
           .moment = type(c.precision.moment_dtype),
           .grad = type(c.precision.grad_dtype),
           .reduce = type(c.precision.reduce_dtype),
@@ -48,13 +48,18 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
 }
 
 // Before memory is taken: product plans are timed in it, and what cannot fit is said now.
-void prepare(Stream& s, Host& host, const PlanResult& plan) {
+void prepare(Stream& s, Host& host, const PlanResult& plan, Purpose purpose) {
   Device& d = s.device();
   const size_t total = d.total_bytes(), used = d.used_bytes(), needed = plan.memory.total();
   if (plan.memory != MemoryPlan::unbounded() && needed > total - std::min(used, total)) {
     std::string items;
     for (size_t i = 0; i < kMemoryNames.size(); ++i)
-      items += concat("\n  ", kMemoryNames[i], "  ", human_bytes(double(plan.memory.bytes[i])));
+      if (plan.memory.bytes[i] > 0 || purpose == Purpose::train)
+        items += concat("\n  ", kMemoryNames[i], "  ", human_bytes(double(plan.memory.bytes[i])));
+    if (purpose == Purpose::evaluate)
+      bad_input("this needs ", human_bytes(double(needed)), "; ", d.name(), " has ",
+                human_bytes(double(total - std::min(used, total))), " free", items,
+                "\nweights hold the kv cache too: take fewer sequences at once, shorter ones, or dtype bf16");
     bad_input("this run needs ", human_bytes(double(needed)), " on each rank; ", d.name(), " has ",
               human_bytes(double(total - std::min(used, total))), " free", items,
               "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
@@ -115,7 +120,7 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
       device(options),
       stream(device),
       side(device, Stream::Priority::high),
-      arenas((prepare(stream, host, plan), stream), plan.memory),
+      arenas((prepare(stream, host, plan, purpose), stream), plan.memory),
       degree_(shard_degree(config, host)),
       shard_host_(degree_ < host.size() ? host.split(int(host.rank() / degree_), int(degree_)) : nullptr),
       replica_host_(degree_ < host.size() ? host.split(int(host.rank() % degree_), int(host.size() / degree_))

@@ -19,7 +19,7 @@ Samples random_samples(const RunConfig&);  // uniform tokens, for plans and benc
 
 Device::Options options_for(const RunConfig&, const Host&);
 
-enum class Purpose : uint8_t { train, evaluate };
+enum class Purpose : uint8_t { train, evaluate };  // evaluate: no gradients, moments or random start
 class Session {
  public:
   // device: options_for(config, host), or the plan's target.

@@ -10,7 +10,8 @@ struct Rotation {
   const R* table;  // (positions, R/2, 2)
   Heads heads;
   int64_t half, T, first;
-  R sign;  // -1: back
+  const int32_t* start;  // or null
+  R sign;                // -1: back
 
   void head(R* x, const R* angle) const {
     for (int64_t i = 0; i < half; ++i) {
@@ -20,7 +21,7 @@ struct Rotation {
     }
   }
   void row(R* x, int64_t n) const {
-    const R* angle = table + (n % T + first) * half * 2;
+    const R* angle = table + (n % T + first + (start ? start[n / T] : 0)) * half * 2;
     for (int64_t h = 0; h < heads.H; ++h) head(x + heads.q(h), angle);
     for (int64_t g = 0; g < heads.G; ++g) head(x + heads.k(g), angle);
   }
@@ -33,7 +34,10 @@ Rotation<R> rotation(const Rope& r, Tensor qkv, R sign) {
   CHECK(qkv.cols() == r.heads.width(), qkv.shape, " is not ", r.heads.width(), " wide");
   CHECK(r.first >= 0 && std::min(r.T, qkv.rows()) + r.first <= s[0], r.T, " + ", r.first, " positions of ", s[0]);
   CHECK(!r.heads.interleaved || r.heads.G == r.heads.H, "interleaved heads come with their own k and v");
-  return {r.table.ptr<R>(), r.heads, s[1], r.T, r.first, sign};
+  const int32_t* start = r.start ? r.start.ptr<int32_t>() : nullptr;
+  for (int64_t b = 0; start && b * r.T < qkv.rows(); ++b)
+    CHECK(start[b] + r.T + r.first <= s[0], start[b], " + ", r.T, " + ", r.first, " positions of ", s[0]);
+  return {r.table.ptr<R>(), r.heads, s[1], r.T, r.first, start, sign};
 }
 
 }  // namespace

@@ -15,13 +15,16 @@ struct Angles {
   unsigned T, reciprocal;  // rows are counted in 32 bits, and floor(2^32 / T) divides them: a division costs as much as
   int64_t first;           // all the rest
   int half;
-  __device__ unsigned position(unsigned n) const {
-    const unsigned p = n - __umulhi(n, reciprocal) * T;  // the quotient is exact, or one too small
-    return p >= T ? p - T : p;
+  const int32_t* start;  // of each sequence, or none
+  __device__ int64_t position(unsigned n) const {
+    unsigned b = __umulhi(n, reciprocal);  // the quotient, or one less
+    unsigned t = n - b * T;
+    if (t >= T) t -= T, ++b;
+    return t + first + (start ? __ldg(start + b) : 0);
   }
   template <bool kFast>
   __device__ void load(float4 (&pairs)[4], int64_t n, int i, int count) const {
-    const float* p = table + ((position(unsigned(n)) + first) * half + i) * 2;
+    const float* p = table + (position(unsigned(n)) * half + i) * 2;
     if constexpr (kFast) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) pairs[j] = __ldg(reinterpret_cast<const float4*>(p) + j);
@@ -54,7 +57,12 @@ __device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8
 
 inline Angles angles_of(const Rope& r) {
   const unsigned T = unsigned(std::max<int64_t>(r.T, 1));
-  return {r.table.ptr<float>(), T, T == 1 ? ~0u : unsigned((uint64_t{1} << 32) / T), r.first, int(r.table.shape[1])};
+  return {r.table.ptr<float>(),
+          T,
+          T == 1 ? ~0u : unsigned((uint64_t{1} << 32) / T),
+          r.first,
+          int(r.table.shape[1]),
+          r.start ? r.start.ptr<int32_t>() : nullptr};
 }
 inline Layout layout_of(const Rope& r, Tensor qkv) {
   const Shape& s = r.table.shape;

@@ -1,0 +1,278 @@
+// octet eval: how well a model predicts given text, and how often it chooses the right ending.
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "cli/model_run.h"
+#include "cli/multiple_choice.h"
+#include "cli/ranks.h"
+#include "data/loader.h"
+#include "data/tokenize.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "octet-eval-XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw SystemError("cannot make a folder in " + fs::temp_directory_path().string());
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+bool is_token_file(const std::string& path) {
+  const MappedFile file(path);
+  return file.bytes().starts_with(std::string_view(TokenFileHeader::kMagic.data(), TokenFileHeader::kMagic.size()));
+}
+
+struct Text {  // one file of --data
+  std::string name;
+  Loader loader;
+  int64_t windows = 0;      // that are evaluated
+  double source_bytes = 0;  // of their targets; 0: unknown
+  double loss = 0;          // sum
+  int64_t tokens = 0;       // that have one
+};
+
+// Token files as they are; text and JSONL by the model's tokenizer, in a folder that is gone at the end.
+std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, const std::string& model,
+                             const fs::path& scratch) {
+  const int64_t most = arguments.integer("limit", 0);
+  std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(arguments, model);
+  std::vector<Text> texts;
+  for (const std::string& name : expand_globs(arguments.all("data"))) {
+    std::string tokens = name;
+    if (!is_token_file(name)) {
+      if (!tokenizer) require_tokenizer(arguments, model);
+      if (MappedFile(name).size() == 0) bad_input("'", name, "' is empty: give a file with text");
+      tokens = (scratch / concat(texts.size(), ".tokens")).string();
+      tokenize(*tokenizer,
+               {.inputs = {name},
+                .output = tokens,
+                .bos = !arguments.has("no-bos"),
+                .eos = !arguments.has("no-eos"),
+                .documents = {.json_key = arguments.text("json-key"), .separator = arguments.text("separator")},
+                .progress = {}});
+    }
+    const TokenFile file(tokens);
+    if (file.tokens() < 2) bad_input("'", name, "' holds ", file.tokens(), " tokens: there is nothing to predict");
+    if (tokenizer && file.header().tokenizer_fingerprint &&
+        file.header().tokenizer_fingerprint != tokenizer->fingerprint())
+      log_warning(name, " was made by another tokenizer than the model's: its loss means little");
+    Text text{.name = name,
+              .loader = Loader({.files = {tokens},
+                                .seq_len = run.config.training.seq_len,
+                                .vocab_size = run.config.model.vocab_size,
+                                .shuffle = false})};
+    const int64_t all = text.loader.samples_per_epoch();
+    text.windows = most ? std::min(most, all) : all;
+    const double share = double(text.loader.valid_targets(0, text.windows)) / double(text.loader.valid_targets(0, all));
+    text.source_bytes = share * double(file.header().source_bytes);
+    texts.push_back(std::move(text));
+  }
+  return texts;
+}
+
+void evaluate_texts(ModelRun& run, const std::string& model, std::vector<Text>& texts) {
+  const int64_t B = run.config.training.micro_batch_size, T = run.config.training.seq_len;
+  int64_t total = 0, done = 0, at = 0;
+  for (const Text& t : texts) total += t.windows;
+  Progress progress({.what = "evaluating", .total = total, .unit = "sequences"});
+  size_t file = 0, asked = 0;
+  std::vector<int32_t> targets_asked;
+  EvaluateRequest request{.model = model, .next = {}, .take = {}};
+  request.next = [&](std::vector<int32_t>& tokens, std::vector<int32_t>& targets) {
+    while (file < texts.size() && at == texts[file].windows) ++file, at = 0;
+    if (file == texts.size()) return false;
+    const int64_t some = std::min(B, texts[file].windows - at);
+    Batch batch = texts[file].loader.batch(at, some);
+    batch.tokens.resize(size_t(B * T), 0);  // a short batch is filled up with rows without loss
+    batch.targets.resize(size_t(B * T), kIgnore);
+    tokens = std::move(batch.tokens);
+    targets = targets_asked = std::move(batch.targets);
+    asked = file;
+    at += some, done += some;
+    return true;
+  };
+  request.take = [&](std::span<const double> losses) {
+    for (size_t i = 0; i < losses.size(); ++i) {
+      if (targets_asked[i] < 0) continue;
+      texts[asked].loss += losses[i];
+      ++texts[asked].tokens;
+    }
+    progress.update(done);
+  };
+  LoneHost alone;
+  run.engine->evaluate(
+      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+}
+
+void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Question>& questions) {
+  std::vector<ScoredRow*> rows;
+  int64_t longest = 0;
+  for (Question& q : questions)
+    for (ScoredRow& r : q.rows) {
+      rows.push_back(&r);
+      longest = std::max(longest, int64_t(r.ids.size()));
+    }
+  const int64_t B = std::min(int64_t(*run.config.training.micro_batch_size), int64_t(rows.size()));
+  const int64_t T = longest - 1;  // what the last token predicts is not asked
+  run.config.training.seq_len.set(T);
+  run.config.training.micro_batch_size.set(B);
+  run.config.training.global_batch_size.set(B);
+  Progress progress({.what = "scoring", .total = int64_t(rows.size()), .unit = "endings"});
+  size_t first = 0, after = 0;
+  EvaluateRequest request{.model = model, .next = {}, .take = {}};
+  request.next = [&](std::vector<int32_t>& tokens, std::vector<int32_t>& targets) {
+    first = after, after = std::min(rows.size(), first + size_t(B));
+    tokens.assign(size_t(B * T), 0), targets.assign(size_t(B * T), kIgnore);
+    for (size_t i = first; i < after; ++i) {
+      const std::vector<int32_t>& ids = rows[i]->ids;
+      const int64_t n = int64_t(ids.size()), at = int64_t(i - first) * T;
+      std::copy(ids.begin(), ids.end() - 1, tokens.begin() + at);
+      for (int64_t t = n - 1 - rows[i]->scored; t < n - 1; ++t) targets[size_t(at + t)] = ids[size_t(t + 1)];
+    }
+    return first < rows.size();
+  };
+  request.take = [&](std::span<const double> losses) {
+    for (size_t i = first; i < after; ++i)
+      for (int64_t t = 0; t < T; ++t) rows[i]->log_probability -= losses[(i - first) * size_t(T) + size_t(t)];
+    progress.update(int64_t(after));
+  };
+  LoneHost alone;
+  run.engine->evaluate(
+      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+}
+
+json figures_of(const Text& t) {
+  const double loss = t.loss / double(std::max<int64_t>(1, t.tokens));
+  json f{{"file", t.name}, {"tokens", t.tokens}, {"loss", loss}, {"perplexity", std::exp(loss)}};
+  if (t.source_bytes > 0) f["bits_per_byte"] = t.loss / std::log(2.) / t.source_bytes;
+  return f;
+}
+
+json text_report(const std::vector<Text>& texts) {
+  json files = json::array();
+  double loss = 0, bytes = 0;
+  int64_t tokens = 0;
+  bool all_bytes = true;
+  for (const Text& t : texts) {
+    files.push_back(figures_of(t));
+    loss += t.loss, bytes += t.source_bytes, tokens += t.tokens;
+    all_bytes = all_bytes && t.source_bytes > 0;
+  }
+  const double mean = loss / double(std::max<int64_t>(1, tokens));
+  json all{{"file", "all"}, {"tokens", tokens}, {"loss", mean}, {"perplexity", std::exp(mean)}};
+  if (all_bytes) all["bits_per_byte"] = loss / std::log(2.) / bytes;
+  return {{"files", files}, {"all", all}};
+}
+
+void print_texts(const json& report) {
+  size_t width = 4;
+  for (const json& f : report["files"]) width = std::max(width, f["file"].get_ref<const std::string&>().size());
+  std::printf("%-*s %14s %10s %12s %10s\n", int(width), "", "tokens", "loss", "perplexity", "bits/byte");
+  const auto line = [&](const json& f) {
+    std::printf("%-*s %14s %10.4f %12.4f ", int(width), f["file"].get<std::string>().c_str(),
+                with_commas(f["tokens"]).c_str(), f["loss"].get<double>(), f["perplexity"].get<double>());
+    if (f.contains("bits_per_byte")) std::printf("%10.4f\n", f["bits_per_byte"].get<double>());
+    else std::printf("%10s\n", "-");
+  };
+  for (const json& f : report["files"]) line(f);
+  if (report["files"].size() > 1) line(report["all"]);
+}
+
+int eval(const Arguments& arguments, Host* mpi) {
+  const Words words = split_changes(arguments.words());
+  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, and --data behind it");
+  const std::vector<std::string> quizzes = arguments.all("multiple-choice");
+  if (arguments.all("data").empty() && quizzes.empty())
+    arguments.refuse("give --data: token files, text or JSONL; or questions with --multiple-choice");
+  require_one_process(arguments, mpi, "eval");
+  const std::string model = find_model(words.leading[0]);
+  ModelRun run = run_of(arguments, model, words.changes);
+  constexpr int64_t kLongest = 4096;  // unless asked for
+  const int64_t asked = arguments.integer("seq-len", 0), range = run.config.model.max_positions;
+  if (asked > range) arguments.refuse(concat("--seq-len ", asked, ": the model takes ", range, " tokens"));
+  const int64_t batch = arguments.integer("batch", 1);
+  run.config.training.seq_len.set(asked ? asked : std::min(range, kLongest));
+  run.config.training.micro_batch_size.set(batch);
+  run.config.training.global_batch_size.set(batch);
+
+  json report = json::object();
+  if (!arguments.all("data").empty()) {
+    const TemporaryFolder scratch;
+    std::vector<Text> texts = open_texts(arguments, run, model, scratch.path());
+    evaluate_texts(run, model, texts);
+    report = text_report(texts);
+    if (!arguments.has("json")) print_texts(report);
+  }
+  for (const std::string& quiz : quizzes) {
+    std::vector<Question> questions = read_questions(quiz, require_tokenizer(arguments, model), range + 1);
+    if (const int64_t most = arguments.integer("limit", 0); most && most < int64_t(questions.size()))
+      questions.resize(size_t(most));
+    for (const Question& q : questions)
+      for (const ScoredRow& r : q.rows)
+        for (int32_t id : r.ids)
+          if (id >= run.config.model.vocab_size)
+            bad_input("the tokenizer has more entries than ", model, ", whose vocabulary is ",
+                      run.config.model.vocab_size);
+    evaluate_questions(run, model, questions);
+    const Accuracy a = accuracy_of(questions);
+    report["multiple_choice"].push_back(
+        {{"file", quiz}, {"questions", a.questions}, {"accuracy", a.plain}, {"accuracy_normalised", a.normalised}});
+    if (!arguments.has("json"))
+      std::printf("%s: %s questions, accuracy %.4f, normalised by length %.4f\n", quiz.c_str(),
+                  with_commas(a.questions).c_str(), a.plain, a.normalised);
+  }
+  if (arguments.has("json")) std::printf("%s\n", report.dump().c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command eval_command() {
+  std::vector<OptionSpec> options{
+      {"data", "FILE ...", "token files, text or JSONL; * and ? match many", "", true},
+      {"multiple-choice", "FILE ...", "JSONL of questions: {\"ctx\": …, \"endings\": […], \"label\": 0}", "", true},
+      {"seq-len", "N", "tokens of a sequence (0: the model's range, 4096 at most)", "0"},
+      {"limit", "N", "sequences or questions of each file at most (0: all)", "0"},
+      {"batch", "N", "sequences that are computed together", "8"},
+      {"no-bos", "", "documents of text do not begin with the tokenizer's BOS"},
+      {"no-eos", "", "nor end with its EOS"},
+      {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
+      {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+      {"json", "", "print the figures as JSON"}};
+  for (const OptionSpec& o : model_run_options()) options.push_back(o);
+  return {
+      .name = "eval",
+      .usage = "MODEL --data FILE ... [--multiple-choice FILE ...] [OPTIONS]",
+      .summary = "loss, perplexity and bits per byte of text; accuracy on questions",
+      .options = options,
+      .more =
+          "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder as transformers saves it.\n"
+          "A file is cut in sequences; every token but its first is predicted once, from those before it in its\n"
+          "sequence. Bits per byte count the bytes of the text, whatever the tokenizer. In questions the answer is\n"
+          "the ending with the largest log-probability behind \"ctx \", or the largest for its characters.\n\n"
+          "  octet eval out/tiny_llama --data out/data/validation.tokens more.txt\n"
+          "  octet eval Llama-2-7b-hf --multiple-choice hellaswag_val.jsonl --batch 32 --json\n",
+      .run = eval};
+}
+
+}  // namespace octet

@@ -1,0 +1,262 @@
+// octet generate: goes on with prompts.
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "base/json.h"
+#include "base/progress.h"
+#include "cli/model_run.h"
+#include "cli/ranks.h"
+
+namespace octet {
+namespace {
+
+std::vector<int32_t> ids_of(const Arguments& arguments, const std::string& option, const std::string& list) {
+  std::vector<int32_t> ids;
+  for (const char *at = list.data(), *end = at + list.size();;) {
+    int32_t id = 0;
+    const auto [next, error] = std::from_chars(at, end, id);
+    if (error != std::errc() || id < 0 || (next != end && *next != ','))
+      arguments.refuse(concat("--", option, " ", list.substr(0, 60), ": expected token ids, for example 1,450,7483"));
+    ids.push_back(id);
+    if (next == end) return ids;
+    at = next + 1;
+  }
+}
+
+double number_in(const Arguments& arguments, const char* option, double least, double most) {
+  const double x = arguments.number(option);
+  if (!(x >= least && x <= most))
+    arguments.refuse(
+        concat("--", option, " ", arguments.text(option), ": expected a number from ", least, " to ", most));
+  return x;
+}
+
+Sampling sampling_of(const Arguments& arguments) {
+  Sampling s{.temperature = number_in(arguments, "temperature", 0, 1000),
+             .top_k = arguments.integer("top-k", 0),
+             .top_p = number_in(arguments, "top-p", 0, 1),
+             .penalty = number_in(arguments, "repetition-penalty", 1e-3, 1e3),
+             .seed = uint64_t(arguments.integer("seed", 0))};
+  for (const char* option : {"top-k", "top-p"})
+    if (s.temperature == 0 && arguments.has(option))
+      arguments.refuse(
+          concat("--", option, " needs a --temperature above 0: without one the likeliest token is taken"));
+  return s;
+}
+
+// Text as it grows: what later tokens may still change (a character of several bytes, a space) is held back.
+class Stream {
+ public:
+  Stream(const Tokenizer& tokenizer, std::span<const int32_t> prompt)
+      : tokenizer_(tokenizer), ids_(prompt.begin(), prompt.end()) {
+    from_ = ids_.size() > kContext ? ids_.size() - kContext : 0;
+    known_ = ids_.size();
+  }
+  std::string add(int32_t id) {
+    ids_.push_back(id);
+    return rest(false);
+  }
+  std::string end() { return rest(true); }
+
+ private:
+  std::string rest(bool last) {
+    const std::string before = text(known_), now = text(ids_.size());
+    if (!now.starts_with(before) || (now.ends_with("\xef\xbf\xbd") && !last)) return {};
+    from_ = known_ > kContext ? std::max(from_, known_ - kContext) : from_;
+    known_ = ids_.size();
+    return now.substr(before.size());
+  }
+  std::string text(size_t to) const { return tokenizer_.decode({ids_.data() + from_, to - from_}); }
+  static constexpr size_t kContext = 8;  // tokens before the new ones: enough to be decoded as in the whole text
+  const Tokenizer& tokenizer_;
+  std::vector<int> ids_;
+  size_t from_ = 0, known_ = 0;
+};
+
+struct Prompts {
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::string> texts;  // as many, empty where ids were given
+};
+
+Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const std::string& folder) {
+  Prompts all;
+  if (const auto texts = arguments.all("prompt"); !texts.empty()) {
+    const Tokenizer tokenizer = require_tokenizer(arguments, folder);
+    if (tokenizer.vocab_size() > model.vocab_size)
+      bad_input("the tokenizer has ", tokenizer.vocab_size(), " entries and ", folder, " a vocabulary of ",
+                model.vocab_size, "; give the model's own with --tokenizer");
+    for (const std::string& text : texts) {
+      std::vector<int32_t> ids;
+      if (tokenizer.bos() >= 0 && !arguments.has("no-bos")) ids.push_back(tokenizer.bos());
+      for (int id : tokenizer.encode(text)) ids.push_back(id);
+      all.ids.push_back(std::move(ids));
+      all.texts.push_back(text);
+    }
+  }
+  for (const std::string& list : arguments.all("prompt-ids")) {
+    all.ids.push_back(ids_of(arguments, "prompt-ids", list));
+    all.texts.emplace_back();
+  }
+  if (all.ids.empty()) arguments.refuse("give a --prompt, or token ids with --prompt-ids");
+  for (const auto& ids : all.ids) {
+    if (ids.empty()) arguments.refuse("an empty prompt, and this tokenizer has no token that begins a text");
+    if (int64_t(ids.size()) >= model.max_positions)
+      bad_input("a prompt of ", ids.size(), " tokens leaves no room: the model takes ", model.max_positions,
+                " (max_position_embeddings); shorten it");
+    for (int32_t id : ids)
+      if (id >= model.vocab_size)
+        bad_input("--prompt-ids: ", id, " is no token of a model with a vocabulary of ", model.vocab_size);
+  }
+  return all;
+}
+
+std::vector<int32_t> stops_of(const Arguments& arguments, const ModelConfig& model) {
+  std::vector<int32_t> stop;
+  if (model.eos_id >= 0 && !arguments.has("ignore-eos")) stop.push_back(int32_t(model.eos_id));
+  for (const std::string& list : arguments.all("stop-ids"))
+    for (int32_t id : ids_of(arguments, "stop-ids", list)) stop.push_back(id);
+  return stop;
+}
+
+// What people see: one prompt's tokens as they come, those of several when each has ended, in their order.
+class Printer {
+ public:
+  Printer(const Prompts& prompts, const Tokenizer* tokenizer) : prompts_(prompts), output_(prompts.ids.size()) {
+    for (size_t i = 0; i < prompts.ids.size(); ++i) {
+      const bool as_text = tokenizer && !prompts.texts[i].empty();
+      streams_.push_back(as_text ? std::make_unique<Stream>(*tokenizer, prompts.ids[i]) : nullptr);
+    }
+  }
+  void token(size_t prompt, int32_t id) {
+    std::string& out = output_[prompt];
+    const std::string more = streams_[prompt] ? streams_[prompt]->add(id) : concat(out.empty() ? "" : ",", id);
+    out += more;
+    if (output_.size() > 1) return;
+    std::fputs(more.c_str(), stdout);
+    std::fflush(stdout);
+  }
+  void end() {
+    for (size_t i = 0; i < output_.size(); ++i) {
+      const std::string last = streams_[i] ? streams_[i]->end() : "";
+      if (output_.size() > 1) std::printf("[%zu] %s%s\n", i + 1, output_[i].c_str(), last.c_str());
+      else std::printf("%s\n", last.c_str());
+    }
+  }
+
+ private:
+  const Prompts& prompts_;
+  std::vector<std::string> output_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
+
+double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
+
+json report_of(const Prompts& prompts, const GenerateResult& result, const Tokenizer* tokenizer) {
+  json sequences = json::array();
+  for (size_t i = 0; i < prompts.ids.size(); ++i) {
+    const auto& s = result.sequences[i];
+    json one{{"prompt_ids", prompts.ids[i]}, {"ids", s.tokens}};
+    if (tokenizer) {
+      Stream stream(*tokenizer, prompts.ids[i]);
+      std::string text;
+      for (int32_t id : s.tokens) text += stream.add(id);
+      one["text"] = text + stream.end();
+    }
+    using End = GenerateResult::End;
+    one["end"] = s.end == End::stop ? "stop" : s.end == End::length ? "length" : "positions";
+    sequences.push_back(std::move(one));
+  }
+  const auto speed = [](int64_t tokens, double seconds) {
+    return json{{"tokens", tokens}, {"seconds", seconds}, {"tokens_per_second", rate(tokens, seconds)}};
+  };
+  return {{"sequences", sequences},
+          {"prefill", speed(result.prefill_tokens, result.prefill_seconds)},
+          {"decode", speed(result.decode_tokens, result.decode_seconds)},
+          {"device", result.device}};
+}
+
+int generate(const Arguments& arguments, Host* mpi) {
+  const Words words = split_changes(arguments.words());
+  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, and --prompt behind it");
+  require_one_process(arguments, mpi, "generate");
+  const bool random = arguments.has("random-init");
+  const std::string folder = random ? words.leading[0] : find_model(words.leading[0]);
+  ModelRun run = run_of(arguments, folder, words.changes);
+  const ModelConfig& model = run.config.model;
+  const Prompts prompts = prompts_of(arguments, model, folder);
+  const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(arguments, folder);
+  GenerateRequest request{.model = random ? "" : folder,
+                          .prompts = prompts.ids,
+                          .max_new_tokens = arguments.integer("max-new-tokens", 1),
+                          .stop = stops_of(arguments, model),
+                          .sampling = sampling_of(arguments),
+                          .on_token = {}};
+  size_t longest = 0, shortest = prompts.ids[0].size();
+  for (const auto& ids : prompts.ids)
+    longest = std::max(longest, ids.size()), shortest = std::min(shortest, ids.size());
+  // Positions for the longest prompt and what is added to the shortest: a batch goes on until its last sequence ends.
+  const int64_t added = std::min(request.max_new_tokens, model.max_positions - int64_t(shortest));
+  const int64_t batch = std::min(arguments.integer("batch", 1), int64_t(prompts.ids.size()));
+  run.config.training.seq_len.set(int64_t(longest) + added);
+  run.config.training.micro_batch_size.set(batch);
+  run.config.training.global_batch_size.set(batch);
+
+  Printer printer(prompts, tokenizer.get());
+  const bool as_json = arguments.has("json");
+  if (!as_json) request.on_token = [&](size_t prompt, int32_t id) { printer.token(prompt, id); };
+  const Planner planner = [&](const RunConfig& c) {
+    return plan::engine().plan_inference(c, run.target, int64_t(longest));
+  };
+  LoneHost alone;
+  const GenerateResult result = run.engine->generate(run.config, alone, planner, request);
+  if (as_json) {
+    std::printf(
+        "%s\n",
+        report_of(prompts, result, tokenizer.get()).dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    return 0;
+  }
+  printer.end();
+  std::fprintf(stderr, "prompts: %s tokens, %.1f a second; generated after them: %s tokens, %.1f a second; %s\n",
+               with_commas(result.prefill_tokens).c_str(), rate(result.prefill_tokens, result.prefill_seconds),
+               with_commas(result.decode_tokens).c_str(), rate(result.decode_tokens, result.decode_seconds),
+               result.device.c_str());
+  return 0;
+}
+
+}  // namespace
+
+Command generate_command() {
+  std::vector<OptionSpec> options{
+      {"prompt", "TEXT ...", "what to go on with; several are computed together", "", true},
+      {"prompt-ids", "ID,ID ...", "the same as token ids, of which nothing is added or taken away", "", true},
+      {"max-new-tokens", "N", "tokens of a sequence at most", "128"},
+      {"temperature", "X", "0: the likeliest token each time; 1: as the model's probabilities are", "0"},
+      {"top-k", "K", "draw from the likeliest K tokens only (0: all)", "0"},
+      {"top-p", "P", "draw from the likeliest tokens whose probabilities reach P", "1"},
+      {"repetition-penalty", "X", "above 1: tokens that stood before become less likely", "1"},
+      {"seed", "N", "of the draws: the same seed gives the same text", "0"},
+      {"stop-ids", "ID,ID ...", "end behind one of these tokens too, beside the model's end of text", "", true},
+      {"ignore-eos", "", "go on behind the model's end of text"},
+      {"no-bos", "", "a text prompt does not begin with the tokenizer's BOS"},
+      {"batch", "N", "prompts that are computed together", "32"},
+      {"random-init", "", "random weights, to measure speed: MODEL is a run's config, or a config.json"},
+      {"json", "", "print ids, texts and speed as JSON"}};
+  for (const OptionSpec& o : model_run_options()) options.push_back(o);
+  return {
+      .name = "generate",
+      .usage = "MODEL --prompt TEXT ... [OPTIONS]",
+      .summary = "let a model go on with a text",
+      .options = options,
+      .more =
+          "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder as transformers saves it.\n"
+          "A single prompt's text is printed as it grows, that of several when all have ended; the speed follows on\n"
+          "standard error.\n\n"
+          "  octet generate out/tiny_llama --prompt \"Once upon a time\"\n"
+          "  octet generate out/tiny_llama --prompt \"The first\" \"The second\" --temperature 0.8 --top-p 0.95 --seed "
+          "7\n"
+          "  octet generate Llama-2-7b-hf --prompt-ids 1,450,7483 --max-new-tokens 20 --json\n",
+      .run = generate};
+}
+
+}  // namespace octet

@@ -1,0 +1,89 @@
+#include "cli/model_run.h"
+
+#include <filesystem>
+
+#include "base/json.h"
+#include "cli/ranks.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+std::string newest_checkpoint(const fs::path& folder) {
+  std::string newest;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();  // step-00000200: names sort as steps do
+    if (name.starts_with("step-") && fs::exists(entry.path() / "COMPLETE") &&
+        (newest.empty() || name > fs::path(newest).filename().string()))
+      newest = entry.path().string();
+  }
+  return newest;
+}
+
+}  // namespace
+
+std::string find_model(const std::string& given) try {
+  if (!fs::exists(given))
+    bad_input(
+        given,
+        ": no such folder; give a checkpoint, or a model as transformers saves it (config.json and model.safetensors)");
+  if (!fs::is_directory(given))
+    bad_input(given, ": is a file; give the folder of the model, with its config.json and model.safetensors");
+  const fs::path folder = given;
+  if (!fs::exists(folder / "config.json")) {
+    const std::string newest = newest_checkpoint(folder);
+    if (newest.empty())
+      bad_input(given, ": holds neither config.json nor a complete checkpoint step-N; give the folder of a model");
+    return newest;
+  }
+  if (fs::exists(folder / "state.json") && !fs::exists(folder / "COMPLETE"))
+    bad_input(given, ": this checkpoint was not saved to its end (it has no file COMPLETE); take an earlier one");
+  return given;
+} catch (const fs::filesystem_error& e) {
+  bad_input(given, ": ", e.code().message(), "; give a folder that you may read");
+}
+
+std::vector<OptionSpec> model_run_options() {
+  return {{"device", "auto|cpu|cuda", "where to compute", "auto"},
+          {"dtype", "TYPE", "of weights and activations: fp32, bf16, fp16, or auto: bf16 on a GPU, else fp32", "auto"},
+          {"tokenizer", "PATH", "a tokenizer.model, where the model's folder holds none"}};
+}
+
+ModelRun run_of(const Arguments& arguments, const std::string& model, const std::vector<std::string>& changes) {
+  json document{{"model", {{"config", model}}}, {"checkpoint", {{"dir", ""}}}, {"memory", {{"plan_cache", ""}}}};
+  if (!fs::is_directory(model)) {
+    const json file = read_json(model);
+    if (file.is_object() && file.contains("model")) document["model"] = file["model"];
+  }
+  const std::string dtype = arguments.text("dtype");
+  std::vector<std::string> all{"device=" + arguments.text("device")};
+  if (dtype != "auto") all.push_back("precision.param_dtype=" + dtype);
+  all.insert(all.end(), changes.begin(), changes.end());
+  ModelRun run{.config = parse_config(document.dump(), model, all)};
+  if (run.config.fp8.enabled)
+    bad_input("fp8.enabled: what is trained in FP8 is evaluated on plain weights; leave it out");
+  run.engine = &choose_engine(run.config);
+  if (dtype == "auto" && !run.config.precision.param_dtype.was_given())
+    run.config.precision.param_dtype.set(run.engine == &cpu::engine() ? DType::f32 : DType::bf16);
+  run.target = target_of(*run.engine, run.config);
+  return run;
+}
+
+void require_one_process(const Arguments&, const Host* mpi, const char* command) {
+  if (mpi && mpi->size() > 1)
+    bad_input("octet ", command, " runs as one process, and ", mpi->size(), " ranks were started: leave mpirun out");
+}
+
+std::unique_ptr<Tokenizer> find_tokenizer(const Arguments& arguments, const std::string& model) {
+  if (arguments.has("tokenizer")) return std::make_unique<Tokenizer>(arguments.text("tokenizer"));
+  const fs::path own = fs::path(model) / "tokenizer.model";
+  return fs::exists(own) ? std::make_unique<Tokenizer>(own) : nullptr;
+}
+
+Tokenizer require_tokenizer(const Arguments& arguments, const std::string& model) {
+  std::unique_ptr<Tokenizer> found = find_tokenizer(arguments, model);
+  if (!found) arguments.refuse(concat(model, " holds no tokenizer.model, which text needs: give one with --tokenizer"));
+  return std::move(*found);
+}
+
+}  // namespace octet

@@ -1,0 +1,30 @@
+#pragma once
+// The finished model that a command works on: a checkpoint of octet, or a folder as transformers saves it.
+#include <memory>
+
+#include "cli/command.h"
+#include "config/config.h"
+#include "data/tokenizer.h"
+#include "host/engine.h"
+
+namespace octet {
+
+// The folder with its config.json and weights: what was given, or the newest checkpoint in it.
+std::string find_model(const std::string& given);
+
+// The model's config and where it runs, by the options --device and --dtype and section.key=value behind. model: a
+// folder, a config.json, or the config of a run, whose section "model" is taken.
+struct ModelRun {
+  RunConfig config;
+  const Engine* engine = nullptr;
+  Target target;
+};
+ModelRun run_of(const Arguments&, const std::string& model, const std::vector<std::string>& changes);
+std::vector<OptionSpec> model_run_options();
+void require_one_process(const Arguments&, const Host* mpi, const char* command);
+
+// tokenizer.model of --tokenizer, or of the model's folder; null where there is none.
+std::unique_ptr<Tokenizer> find_tokenizer(const Arguments&, const std::string& model);
+Tokenizer require_tokenizer(const Arguments&, const std::string& model);
+
+}  // namespace octet

@@ -1,0 +1,164 @@
+// octet generate: prompts in batches; of each, tokens until a stop token or an end of length.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "data/sampler.h"
+#include "train/entries.h"
+#include "train/generator.h"
+
+namespace octet::BACKEND {
+namespace {
+
+class Clock {
+ public:
+  double restart() {  // seconds since the start
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(start_, now)).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// The next token of every sequence, in generator.new_tokens(). The largest logit is found on the device, and the host
+// hears of it while the next step is under way; everything else is drawn on the host from the logits.
+class Chooser {
+ public:
+  Chooser(Generator& g, const Sampling& options, int64_t most)
+      : generator_(g),
+        options_(options),
+        vocabulary_(g.session.config.model.vocab_size),
+        arrived_(g.session.device),
+        home_(static_cast<int32_t*>(pinned_alloc(size_t(most) * sizeof(int32_t)))) {}
+  bool on_device() const { return options_.greedy(); }
+  void begin(size_t first, Generator::Prompts prompts) {
+    samplers_.clear();
+    for (size_t b = 0; b < prompts.size() && !on_device(); ++b) samplers_.emplace_back(options_, first + b, prompts[b]);
+  }
+  void choose(Tensor logits) {
+    Stream& s = generator_.session.stream;
+    const Tensor out = generator_.new_tokens();
+    if (on_device()) {
+      argmax(s, out, logits, vocabulary_);
+      copy_to_host(s, home_.get(), out.data, out.bytes());
+    } else {
+      visit<double, float>(logits.dtype, [&]<class R>() { draw<R>(logits); });
+      copy_to_device(s, out.data, home_.get(), out.bytes());
+    }
+    arrived_.record(s);
+  }
+  std::span<const int32_t> chosen() {  // last
+    arrived_.synchronize();
+    return {home_.get(), size_t(generator_.sequences())};
+  }
+
+ private:
+  template <class R>
+  void draw(Tensor logits) {
+    std::vector<R> values(size_t(logits.numel()));
+    copy_to_host(generator_.session.stream, values.data(), logits.data, logits.bytes());
+    generator_.session.stream.synchronize();
+    std::vector<float> row;
+    for (size_t b = 0; b < samplers_.size(); ++b) {
+      const R* begin = values.data() + int64_t(b) * logits.cols();
+      row.assign(begin, begin + vocabulary_);  // without padding
+      home_[b] = samplers_[b].next(row);
+    }
+  }
+  struct Unpin {
+    void operator()(int32_t* p) const noexcept { pinned_free(p); }
+  };
+  Generator& generator_;
+  const Sampling& options_;
+  int64_t vocabulary_;
+  Event arrived_;
+  std::unique_ptr<int32_t[], Unpin> home_;
+  std::vector<Sampler> samplers_;
+};
+
+class Generation {
+ public:
+  Generation(Generator& g, const GenerateRequest& request, GenerateResult& result)
+      : generator_(g),
+        request_(request),
+        result_(result),
+        chooser_(g, request.sampling, g.session.config.training.micro_batch_size) {
+    result_.sequences.resize(request.prompts.size());
+  }
+
+  void batch(size_t first, size_t count) {
+    first_ = first;
+    active_.assign(count, true);
+    const Generator::Prompts prompts = Generator::Prompts(request_.prompts).subspan(first, count);
+    int64_t most = 0;  // new tokens of a sequence
+    for (const auto& prompt : prompts) {
+      result_.prefill_tokens += int64_t(prompt.size());
+      most = std::max(most, limit(prompt));
+    }
+    chooser_.begin(first, prompts);
+    Clock clock;
+    chooser_.choose(generator_.read(prompts));
+    for (int64_t step = 0;; ++step) {
+      Tensor logits;  // the next step starts before the host hears of this one
+      if (chooser_.on_device() && step + 1 < most) logits = generator_.next(generator_.new_tokens());
+      const bool goes_on = take(chooser_.chosen());
+      (step == 0 ? result_.prefill_seconds : result_.decode_seconds) += clock.restart();
+      if (!goes_on) break;
+      chooser_.choose(logits ? logits : generator_.next(generator_.new_tokens()));
+    }
+    generator_.session.stream.synchronize();
+  }
+
+ private:
+  int64_t limit(const std::vector<int32_t>& prompt) const {
+    return std::min(request_.max_new_tokens, generator_.session.config.model.max_positions - int64_t(prompt.size()));
+  }
+  bool take(std::span<const int32_t> tokens) {  // true while a sequence goes on
+    bool goes_on = false;
+    for (size_t b = 0; b < tokens.size(); ++b) {
+      if (!active_[b]) continue;
+      GenerateResult::Sequence& sequence = result_.sequences[first_ + b];
+      result_.decode_tokens += !sequence.tokens.empty();
+      sequence.tokens.push_back(tokens[b]);
+      const bool stops = std::find(request_.stop.begin(), request_.stop.end(), tokens[b]) != request_.stop.end();
+      const bool ends = int64_t(sequence.tokens.size()) >= limit(request_.prompts[first_ + b]);
+      using End = GenerateResult::End;
+      sequence.end = stops                                                        ? End::stop
+                     : int64_t(sequence.tokens.size()) >= request_.max_new_tokens ? End::length
+                                                                                  : End::positions;
+      active_[b] = !stops && !ends;
+      goes_on = goes_on || active_[b];
+      if (request_.on_token) request_.on_token(first_ + b, tokens[b]);
+    }
+    return goes_on;
+  }
+
+  Generator& generator_;
+  const GenerateRequest& request_;
+  GenerateResult& result_;
+  Chooser chooser_;
+  size_t first_ = 0;
+  std::vector<bool> active_;
+};
+
+int64_t longest_of(const std::vector<std::vector<int32_t>>& prompts) {
+  size_t longest = 0;
+  for (const auto& p : prompts) longest = std::max(longest, p.size());
+  return int64_t(longest);
+}
+
+}  // namespace
+
+GenerateResult generate_run(const RunConfig& config, Host& host, const Planner& planner,
+                            const GenerateRequest& request) {
+  Generator generator(config, host, planner(config), longest_of(request.prompts), options_for(config, host));
+  load_weights(generator.session, request.model);
+  GenerateResult result{.device = generator.session.device.name()};
+  Generation generation(generator, request, result);
+  const size_t B = size_t(*config.training.micro_batch_size), n = request.prompts.size();
+  for (size_t first = 0; first < n; first += B) generation.batch(first, std::min(B, n - first));
+  return result;
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,61 @@
+#include "train/generator.h"
+
+#include <algorithm>
+
+namespace octet::BACKEND {
+namespace {
+Heads cache_heads(const ModelConfig& m) { return {.H = m.num_heads, .G = m.num_kv_heads, .D = m.head_dim}; }
+}  // namespace
+
+Generator::Generator(const RunConfig& c, Host& host, const PlanResult& plan, int64_t prompt,
+                     const Device::Options& device)
+    : session(c, host, plan, Purpose::evaluate, device),
+      cache_(session.arenas[Memory::weights], c.precision.param_dtype, c.model.num_layers, c.training.micro_batch_size,
+             c.training.seq_len, cache_heads(c.model)) {
+  Arena& persistent = session.arenas[Memory::weights];
+  const int64_t B = c.training.micro_batch_size;
+  tokens_ = persistent.alloc(DType::i32, {B * prompt});
+  rows_ = persistent.alloc(DType::i32, {B});
+  new_tokens_ = persistent.alloc(DType::i32, {B});
+}
+
+Context Generator::context(int64_t T) {
+  Context c = session.context(Pass::evaluate);
+  c.B = sequences();
+  c.T = T;
+  c.cache = &cache_;
+  return c;
+}
+
+Tensor Generator::read(Prompts prompts) {
+  const int64_t B = int64_t(prompts.size());
+  int64_t T = 0;
+  for (const auto& p : prompts) T = std::max(T, int64_t(p.size()));
+  CHECK(B * T <= tokens_.numel() && B <= rows_.numel() && T <= cache_.positions(), B, " prompts of up to ", T,
+        " tokens");
+  std::vector<int32_t> tokens(size_t(B * T), 0), rows, lengths;
+  for (int64_t b = 0; b < B; ++b) {
+    const auto& p = prompts[size_t(b)];
+    CHECK(!p.empty(), "an empty prompt");
+    std::copy(p.begin(), p.end(), tokens.begin() + b * T);
+    rows.push_back(int32_t(b * T + int64_t(p.size()) - 1));
+    lengths.push_back(int32_t(p.size()));
+  }
+  Stream& s = session.stream;
+  const Tensor on_device = tokens_.part(0, {B, T}), last = rows_.part(0, {B});
+  copy_to_device(s, on_device.data, tokens.data(), on_device.bytes());
+  copy_to_device(s, last.data, rows.data(), last.bytes());
+  cache_.begin(s, lengths.data(), B, T);
+  Context c = context(T);
+  const Tensor logits = session.model.next(c, on_device, last);
+  s.synchronize();  // the host vectors end here
+  return logits;
+}
+
+Tensor Generator::next(Tensor tokens) {
+  cache_.advance();
+  Context c = context(1);
+  return session.model.next(c, tokens, {});
+}
+
+}  // namespace octet::BACKEND

@@ -1,0 +1,60 @@
+// What works on a finished model without training it: its weights, losses of given tokens, the plan of both.
+#include "ops/tune.h"
+#include "train/entries.h"
+#include "train/generator.h"
+#include "train/weights.h"
+
+namespace octet::BACKEND {
+namespace {
+HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
+
+}  // namespace
+
+void load_weights(Session& s, const std::string& model) {
+  if (!model.empty()) return read_masters(s.stream, s.params, SafetensorsModel(model), layout_of(s.config.model));
+  s.params.draw(s.stream, uint64_t(*s.config.training.seed));
+  s.params.publish(s.stream, ParameterStore::Masters::changed);
+}
+
+void evaluate_run(const RunConfig& config, Host& host, const Planner& planner, const EvaluateRequest& request) {
+  Session s(config, host, planner(config), Purpose::evaluate, options_for(config, host));
+  load_weights(s, request.model);
+  Batch batch{.batch = config.training.micro_batch_size, .seq_len = config.training.seq_len};
+  const auto losses =
+      s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {batch.batch * batch.seq_len});
+  while (request.next(batch.tokens, batch.targets)) {
+    Context c = s.context(Pass::evaluate);
+    s.model.evaluate(c, s.upload(batch), losses);
+    request.take(to_host(s.stream, losses));
+  }
+}
+
+PlanResult plan_inference(const RunConfig& config, const Target& target, int64_t prompt) {
+  LoneHost host;
+  const PlanResult unbounded{.memory = MemoryPlan::unbounded()};
+  PlanResult result;
+  const auto note = [&](Session& s) {
+    result.memory = s.arenas.peak();
+    result.products = take_products(s.device);
+    result.parameters = s.params.count();
+    result.work = s.device.take_work();
+  };
+  const int64_t B = config.training.micro_batch_size, T = config.training.seq_len;
+  if (prompt > 0) {
+    Generator g(config, host, unbounded, prompt, {.target = target});
+    g.read(std::vector<std::vector<int32_t>>(size_t(B), std::vector<int32_t>(size_t(prompt), 0)));
+    g.session.device.take_work();
+    g.next(g.new_tokens());  // the work of a step
+    note(g.session);
+  } else {
+    Session s(config, host, unbounded, Purpose::evaluate, {.target = target});
+    const std::vector<int32_t> zeros(size_t(B * T), 0);
+    const Tensor losses = s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {B * T});
+    Context c = s.context(Pass::evaluate);
+    s.model.evaluate(c, s.upload({.tokens = zeros, .targets = zeros, .batch = B, .seq_len = T}), losses);
+    note(s);
+  }
+  return result;
+}
+
+}  // namespace octet::BACKEND

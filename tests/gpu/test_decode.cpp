@@ -1,0 +1,198 @@
+// The operations of generation on the GPU against double precision on the CPU: every head size and grouping, sequences
+// of unequal lengths, windows, keys in one part and in many; twice the same bits.
+#define BACKEND gpu
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/rng.h"
+#include "ops/decode.h"
+#include "ops/workspace.h"
+
+namespace octet::gpu {
+namespace {
+
+using Doubles = std::vector<double>;
+
+class Decode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_available()) GTEST_SKIP() << "no GPU";
+    device_ = std::make_unique<Device>(Device::Options{});
+    stream_ = std::make_unique<Stream>(*device_);
+  }
+  void TearDown() override {
+    for (void* p : memory_) device_free(*device_, p);
+  }
+  Tensor empty(DType t, Shape shape) {  // NaN
+    Tensor x{nullptr, t, shape};
+    memory_.push_back(x.data = device_alloc(*device_, std::max<size_t>(256, x.bytes())));
+    fill_byte(*stream_, x.data, 0xff, x.bytes());
+    return x;
+  }
+  template <class T>
+  Tensor put(const std::vector<T>& v, Shape shape) {
+    Tensor x = empty(dtype_of<T>, shape);
+    copy_to_device(*stream_, x.data, v.data(), x.bytes());
+    stream_->synchronize();
+    return x;
+  }
+  Tensor put(DType t, const Doubles& v, Shape shape) {
+    if (t == DType::f32) return put(std::vector<float>(v.begin(), v.end()), shape);
+    std::vector<bf16> narrow;
+    for (double d : v) narrow.push_back(bf16(float(d)));
+    return put(narrow, shape);
+  }
+  std::vector<char> bytes(Tensor x) {
+    std::vector<char> b(x.bytes());
+    copy_to_host(*stream_, b.data(), x.data, b.size());
+    stream_->synchronize();
+    return b;
+  }
+  Doubles get(Tensor x) {
+    const std::vector<char> b = bytes(x);
+    Doubles v(size_t(x.numel()));
+    for (size_t i = 0; i < v.size(); ++i)
+      v[i] = x.dtype == DType::bf16 ? double(float(reinterpret_cast<const bf16*>(b.data())[i]))
+                                    : double(reinterpret_cast<const float*>(b.data())[i]);
+    return v;
+  }
+  static Doubles drawn(size_t n, uint64_t stream, DType t) {  // as type t stores them
+    Doubles x(n);
+    for (size_t i = 0; i < n; ++i) {
+      const float v = float(normal(11, stream, i));
+      x[i] = double(t == DType::bf16 ? float(bf16(v)) : v);
+    }
+    return x;
+  }
+  void check(const Heads& h, const std::vector<int32_t>& lengths, int64_t window, DType type);
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<void*> memory_;
+};
+
+// lengths: keys of each sequence, the last of which kv_append brings.
+void Decode::check(const Heads& h, const std::vector<int32_t>& lengths, int64_t window, DType type) {
+  const int64_t B = int64_t(lengths.size()), longest = *std::max_element(lengths.begin(), lengths.end()),
+                S = longest + 5;
+  const int64_t W = h.width(), D = h.D, first = 1;
+  SCOPED_TRACE(concat("H ", h.H, ", G ", h.G, ", D ", D, ", B ", B, ", longest ", longest, ", window ", window, ", ",
+                      name_of(type)));
+  const Shape shape{B, h.G, S, D};
+  Doubles k = drawn(size_t(shape.numel()), 1, type), v = drawn(size_t(shape.numel()), 2, type);
+  const Doubles qkv = drawn(size_t(B * W), 3, type);
+  const KvRows kv{put(type, k, shape), put(type, v, shape)};
+  std::vector<int32_t> start;
+  for (int32_t n : lengths) start.push_back(n - 1 - int32_t(first));
+  const Tensor from = put(start, {B}), x = put(type, qkv, {B, W});
+  kv_append(*stream_, {.kv = kv, .heads = h, .first = first, .start = from}, x);
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t g = 0; g < h.G; ++g)
+      for (int64_t d = 0; d < D; ++d) {
+        const size_t at = size_t(((b * h.G + g) * S + lengths[size_t(b)] - 1) * D + d);
+        k[at] = qkv[size_t(b * W + h.k(g) + d)], v[at] = qkv[size_t(b * W + h.v(g) + d)];
+      }
+  EXPECT_EQ(get(kv.k), k);
+  EXPECT_EQ(get(kv.v), v);
+
+  const double scale = 1 / std::sqrt(double(D));
+  Doubles want(size_t(B * h.H * D));
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t head = 0; head < h.H; ++head) {
+      const int64_t g = head / (h.H / h.G), keys = lengths[size_t(b)],
+                    begin = window ? std::max<int64_t>(0, keys - window) : 0;
+      Doubles p;
+      double top = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (int64_t j = begin; j < keys; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < D; ++d)
+          dot += qkv[size_t(b * W + h.q(head) + d)] * k[size_t(((b * h.G + g) * S + j) * D + d)];
+        top = std::max(top, p.emplace_back(dot * scale));
+      }
+      for (double& w : p) sum += w = std::exp(w - top);
+      for (int64_t j = begin; j < keys; ++j)
+        for (int64_t d = 0; d < D; ++d)
+          want[size_t((b * h.H + head) * D + d)] +=
+              p[size_t(j - begin)] / sum * v[size_t(((b * h.G + g) * S + j) * D + d)];
+    }
+  const DecodeAttention a{
+      .kv = kv, .heads = h, .start = from, .first = first, .longest = longest, .window = window, .scale = scale};
+  const auto run = [&] {
+    const Tensor o = empty(type, {B, h.H * D});
+    const Tensor workspace = empty(DType::e4m3, {attention_decode_workspace(stream_->target(), h, B)});
+    attention_decode(*stream_, o, x, a, workspace);
+    return o;
+  };
+  const Tensor one = run(), two = run();
+  const Doubles got = get(one);
+  EXPECT_EQ(bytes(one), bytes(two));
+  double error = 0, norms = 0;
+  for (size_t i = 0; i < got.size(); ++i)
+    error += (got[i] - want[i]) * (got[i] - want[i]), norms += got[i] * got[i] + want[i] * want[i];
+  EXPECT_LT(error / norms, type == DType::f32 ? 1e-12 : 1e-5);
+}
+
+TEST_F(Decode, EveryHeadSizeAndGrouping) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int64_t D : {8, 16, 40, 64, 80, 96, 128, 256})
+      for (const auto& [H, G] : {std::pair{4, 4}, {4, 2}, {6, 2}, {7, 1}, {16, 2}, {24, 2}})
+        check({.H = H, .G = G, .D = D}, {37, 2, 300}, 0, type);
+}
+TEST_F(Decode, ManyPartsAndUnequalLengths) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    check({.H = 32, .G = 4, .D = 64}, {3000}, 0, type);
+    check({.H = 32, .G = 8, .D = 128}, {4097, 2, 64, 65, 1000}, 0, type);
+    check({.H = 8, .G = 8, .D = 64, .interleaved = true}, {700, 1500}, 0, type);
+  }
+}
+TEST_F(Decode, Windows) {
+  for (const int64_t window : {1, 5, 64, 500, 10000}) {
+    check({.H = 8, .G = 2, .D = 64}, {1200, 3, 90}, window, DType::f32);
+    check({.H = 4, .G = 4, .D = 128}, {2000}, window, DType::bf16);
+  }
+}
+
+TEST_F(Decode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {
+  const int64_t N = 6, V = 32128, vocabulary = 32003;
+  std::vector<float> x(size_t(N * V));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(normal(3, 1, i));
+  for (int64_t n = 0; n < N; ++n)
+    for (int64_t i = vocabulary; i < V; ++i) x[size_t(n * V + i)] = 100;
+  x[size_t(1 * V + 17)] = x[size_t(1 * V + 20000)] = 50;
+  x[size_t(2 * V)] = 60;
+  x[size_t(3 * V + vocabulary - 1)] = 70;
+  for (int64_t i = 0; i < vocabulary; ++i) x[size_t(4 * V + i)] = -std::numeric_limits<float>::infinity();
+  std::vector<int32_t> want;
+  for (int64_t n = 0; n < N; ++n) {
+    const auto row = x.begin() + n * V;
+    want.push_back(int32_t(std::max_element(row, row + vocabulary) - row));
+  }
+  const Tensor index = empty(DType::i32, {N});
+  argmax(*stream_, index, put(x, {N, V}), vocabulary);
+  const std::vector<char> b = bytes(index);
+  for (int64_t n = 0; n < N; ++n) EXPECT_EQ(reinterpret_cast<const int32_t*>(b.data())[n], want[size_t(n)]) << n;
+}
+
+TEST_F(Decode, RopeTurnsEachSequenceFromItsOwnStart) {
+  const Heads h{.H = 4, .G = 2, .D = 64};
+  const int64_t R = 32, positions = 90;
+  std::vector<float> table;
+  for (int64_t i = 0; i < positions * R / 2; ++i)
+    table.push_back(std::cos(float(i))), table.push_back(std::sin(float(i)));
+  const Tensor angles = put(table, {positions, R / 2, 2});
+  const std::vector<int32_t> start{70, 0, 33};
+  const Doubles values = drawn(size_t(6 * h.width()), 4, DType::f32);
+  const Tensor all = put(DType::f32, values, {6, h.width()}), one = put(DType::f32, values, {6, h.width()});
+  rope_forward(*stream_, all, {.table = angles, .heads = h, .T = 2, .first = 5, .start = put(start, {3})});
+  for (int64_t b = 0; b < 3; ++b)
+    rope_forward(*stream_, one.row_range(2 * b, 2),
+                 {.table = angles, .heads = h, .T = 2, .first = 5 + start[size_t(b)]});
+  EXPECT_EQ(bytes(all), bytes(one));
+  EXPECT_NE(get(all), values);
+}
+
+}  // namespace
+}  // namespace octet::gpu
