@@ -13,6 +13,7 @@
 #include "cli/multiple_choice.h"
 #include "cli/ranks.h"
 #include "data/loader.h"
+#include "data/token_file.h"
 #include "data/tokenize.h"
 
 namespace octet {
@@ -42,13 +43,20 @@ bool is_token_file(const std::string& path) {
   return file.bytes().starts_with(std::string_view(TokenFileHeader::kMagic.data(), TokenFileHeader::kMagic.size()));
 }
 
+void evaluate(const ModelRun& run, const EvaluateRequest& request) {
+  LoneHost alone;
+  run.engine->evaluate(
+      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+}
+
 struct Text {  // one file of --data
   std::string name;
-  Loader loader;
-  int64_t windows = 0;      // that are evaluated
-  double source_bytes = 0;  // of their targets; 0: unknown
+  TokenFile file;
+  int64_t targets = 0;      // tokens that are predicted: all but the first, or of the first sequences only
+  double source_bytes = 0;  // of their text; 0: unknown
   double loss = 0;          // sum
   int64_t tokens = 0;       // that have one
+  int64_t windows(int64_t T) const { return (targets + T - 1) / T; }
 };
 
 // Token files as they are; text and JSONL by the model's tokenizer, in a folder that is gone at the end.
@@ -71,57 +79,68 @@ std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, co
                 .documents = {.json_key = arguments.text("json-key"), .separator = arguments.text("separator")},
                 .progress = {}});
     }
-    const TokenFile file(tokens);
-    if (file.tokens() < 2) bad_input("'", name, "' holds ", file.tokens(), " tokens: there is nothing to predict");
-    if (tokenizer && file.header().tokenizer_fingerprint &&
-        file.header().tokenizer_fingerprint != tokenizer->fingerprint())
+    Text text{.name = name, .file = TokenFile(tokens)};
+    const TokenFileHeader& header = text.file.header();
+    if (text.file.tokens() < 2)
+      bad_input("'", name, "' holds ", text.file.tokens(), " tokens: there is nothing to predict");
+    if (text.file.vocab_size() > run.config.model.vocab_size)
+      bad_input("'", name, "' was made for a vocabulary of ", text.file.vocab_size(), "; that of ", model, " is ",
+                run.config.model.vocab_size, ": tokenize the text with the model's own tokenizer");
+    if (tokenizer && header.tokenizer_fingerprint && header.tokenizer_fingerprint != tokenizer->fingerprint())
       log_warning(name, " was made by another tokenizer than the model's: its loss means little");
-    Text text{.name = name,
-              .loader = Loader({.files = {tokens},
-                                .seq_len = run.config.training.seq_len,
-                                .vocab_size = run.config.model.vocab_size,
-                                .shuffle = false})};
-    const int64_t all = text.loader.samples_per_epoch();
-    text.windows = most ? std::min(most, all) : all;
-    const double share = double(text.loader.valid_targets(0, text.windows)) / double(text.loader.valid_targets(0, all));
-    text.source_bytes = share * double(file.header().source_bytes);
+    const int64_t all = text.file.tokens() - 1;
+    text.targets = most ? std::min(all, most * run.config.training.seq_len) : all;
+    text.source_bytes = double(header.source_bytes) * double(text.targets) / double(all);
     texts.push_back(std::move(text));
   }
   return texts;
 }
 
+// Window i has the tokens from iT on and, as targets, each one's next; a short batch is filled up with rows without
+// loss.
+void fill_windows(const Text& text, int64_t first, int64_t count, int64_t T, EvaluateRequest::Rows rows) {
+  std::fill(rows.tokens.begin(), rows.tokens.end(), 0);
+  std::fill(rows.targets.begin(), rows.targets.end(), kIgnore);
+  std::vector<int32_t> window;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = (first + i) * T, n = std::min(T, text.targets - begin);
+    window.resize(size_t(n + 1));
+    text.file.read(begin, window);
+    std::copy(window.begin(), window.end() - 1, rows.tokens.begin() + i * T);
+    std::copy(window.begin() + 1, window.end(), rows.targets.begin() + i * T);
+  }
+}
+
 void evaluate_texts(ModelRun& run, const std::string& model, std::vector<Text>& texts) {
-  const int64_t B = run.config.training.micro_batch_size, T = run.config.training.seq_len;
-  int64_t total = 0, done = 0, at = 0;
-  for (const Text& t : texts) total += t.windows;
+  int64_t longest = 0, total = 0, done = 0;
+  for (const Text& t : texts) longest = std::max(longest, t.targets);
+  const int64_t B = run.config.training.micro_batch_size, T = std::min(int64_t(*run.config.training.seq_len), longest);
+  run.config.training.seq_len.set(T);
+  for (const Text& t : texts) total += t.windows(T);
   Progress progress({.what = "evaluating", .total = total, .unit = "sequences"});
   size_t file = 0, asked = 0;
-  std::vector<int32_t> targets_asked;
+  int64_t at = 0;
+  std::vector<int32_t> targets;
   EvaluateRequest request{.model = model, .next = {}, .take = {}};
-  request.next = [&](std::vector<int32_t>& tokens, std::vector<int32_t>& targets) {
-    while (file < texts.size() && at == texts[file].windows) ++file, at = 0;
+  request.next = [&](EvaluateRequest::Rows rows) {
+    while (file < texts.size() && at == texts[file].windows(T)) ++file, at = 0;
     if (file == texts.size()) return false;
-    const int64_t some = std::min(B, texts[file].windows - at);
-    Batch batch = texts[file].loader.batch(at, some);
-    batch.tokens.resize(size_t(B * T), 0);  // a short batch is filled up with rows without loss
-    batch.targets.resize(size_t(B * T), kIgnore);
-    tokens = std::move(batch.tokens);
-    targets = targets_asked = std::move(batch.targets);
+    const int64_t some = std::min(B, texts[file].windows(T) - at);
+    fill_windows(texts[file], at, some, T, rows);
+    targets.assign(rows.targets.begin(), rows.targets.end());
     asked = file;
     at += some, done += some;
     return true;
   };
   request.take = [&](std::span<const double> losses) {
     for (size_t i = 0; i < losses.size(); ++i) {
-      if (targets_asked[i] < 0) continue;
+      if (targets[i] < 0) continue;
       texts[asked].loss += losses[i];
       ++texts[asked].tokens;
     }
     progress.update(done);
   };
-  LoneHost alone;
-  run.engine->evaluate(
-      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+  evaluate(run, request);
 }
 
 void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Question>& questions) {
@@ -140,14 +159,15 @@ void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Que
   Progress progress({.what = "scoring", .total = int64_t(rows.size()), .unit = "endings"});
   size_t first = 0, after = 0;
   EvaluateRequest request{.model = model, .next = {}, .take = {}};
-  request.next = [&](std::vector<int32_t>& tokens, std::vector<int32_t>& targets) {
+  request.next = [&](EvaluateRequest::Rows batch) {
     first = after, after = std::min(rows.size(), first + size_t(B));
-    tokens.assign(size_t(B * T), 0), targets.assign(size_t(B * T), kIgnore);
+    std::fill(batch.tokens.begin(), batch.tokens.end(), 0);
+    std::fill(batch.targets.begin(), batch.targets.end(), kIgnore);
     for (size_t i = first; i < after; ++i) {
       const std::vector<int32_t>& ids = rows[i]->ids;
       const int64_t n = int64_t(ids.size()), at = int64_t(i - first) * T;
-      std::copy(ids.begin(), ids.end() - 1, tokens.begin() + at);
-      for (int64_t t = n - 1 - rows[i]->scored; t < n - 1; ++t) targets[size_t(at + t)] = ids[size_t(t + 1)];
+      std::copy(ids.begin(), ids.end() - 1, batch.tokens.begin() + at);
+      for (int64_t t = n - 1 - rows[i]->scored; t < n - 1; ++t) batch.targets[size_t(at + t)] = ids[size_t(t + 1)];
     }
     return first < rows.size();
   };
@@ -156,9 +176,7 @@ void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Que
       for (int64_t t = 0; t < T; ++t) rows[i]->log_probability -= losses[(i - first) * size_t(T) + size_t(t)];
     progress.update(int64_t(after));
   };
-  LoneHost alone;
-  run.engine->evaluate(
-      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+  evaluate(run, request);
 }
 
 json figures_of(const Text& t) {

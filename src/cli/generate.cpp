@@ -62,10 +62,11 @@ class Stream {
  private:
   std::string rest(bool last) {
     const std::string before = text(known_), now = text(ids_.size());
-    if (!now.starts_with(before) || (now.ends_with("\xef\xbf\xbd") && !last)) return {};
+    if (now.ends_with("\xef\xbf\xbd") && !last) return {};  // U+FFFD: the bytes of a character so far
+    const auto differs = std::mismatch(before.begin(), before.end(), now.begin(), now.end()).second;
     from_ = known_ > kContext ? std::max(from_, known_ - kContext) : from_;
     known_ = ids_.size();
-    return now.substr(before.size());
+    return {differs, now.end()};
   }
   std::string text(size_t to) const { return tokenizer_.decode({ids_.data() + from_, to - from_}); }
   static constexpr size_t kContext = 8;  // tokens before the new ones: enough to be decoded as in the whole text
@@ -76,7 +77,7 @@ class Stream {
 
 struct Prompts {
   std::vector<std::vector<int32_t>> ids;
-  std::vector<std::string> texts;  // as many, empty where ids were given
+  std::vector<bool> as_text;  // of each: it was given as text, and so it is shown
 };
 
 Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const std::string& folder) {
@@ -91,12 +92,12 @@ Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const s
       if (tokenizer.bos() >= 0 && !arguments.has("no-bos")) ids.push_back(tokenizer.bos());
       for (int id : tokenizer.encode(text)) ids.push_back(id);
       all.ids.push_back(std::move(ids));
-      all.texts.push_back(text);
+      all.as_text.push_back(true);
     }
   }
   for (const std::string& list : arguments.all("prompt-ids")) {
     all.ids.push_back(ids_of(arguments, "prompt-ids", list));
-    all.texts.emplace_back();
+    all.as_text.push_back(false);
   }
   if (all.ids.empty()) arguments.refuse("give a --prompt, or token ids with --prompt-ids");
   for (const auto& ids : all.ids) {
@@ -124,7 +125,7 @@ class Printer {
  public:
   Printer(const Prompts& prompts, const Tokenizer* tokenizer) : prompts_(prompts), output_(prompts.ids.size()) {
     for (size_t i = 0; i < prompts.ids.size(); ++i) {
-      const bool as_text = tokenizer && !prompts.texts[i].empty();
+      const bool as_text = tokenizer && prompts.as_text[i];
       streams_.push_back(as_text ? std::make_unique<Stream>(*tokenizer, prompts.ids[i]) : nullptr);
     }
   }

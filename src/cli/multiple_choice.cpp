@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/check.h"
 #include "base/json.h"
 #include "data/documents.h"
 

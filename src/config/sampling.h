@@ -42,10 +42,12 @@ struct GenerateResult {
 
 // Losses of given tokens, a batch of training.micro_batch_size sequences at a time.
 struct EvaluateRequest {
-  std::string model;  // folder
-  // Fills tokens and targets (B,T), target -100: no loss; false: no more.
-  std::function<bool(std::vector<int32_t>& tokens, std::vector<int32_t>& targets)> next;
-  std::function<void(std::span<const double> losses)> take;  // (B,T) of that batch
+  struct Rows {  // (B,T); target -100: no loss
+    std::span<int32_t> tokens, targets;
+  };
+  std::string model;                                  // folder
+  std::function<bool(Rows)> next;                     // fills a batch; false: there are no more
+  std::function<void(std::span<const double>)> take;  // the losses of that batch, (B,T)
 };
 
 }  // namespace octet

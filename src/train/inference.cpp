@@ -22,7 +22,9 @@ void evaluate_run(const RunConfig& config, Host& host, const Planner& planner, c
   Batch batch{.batch = config.training.micro_batch_size, .seq_len = config.training.seq_len};
   const auto losses =
       s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {batch.batch * batch.seq_len});
-  while (request.next(batch.tokens, batch.targets)) {
+  batch.tokens.resize(size_t(losses.numel()));
+  batch.targets.resize(size_t(losses.numel()));
+  while (request.next({batch.tokens, batch.targets})) {
     Context c = s.context(Pass::evaluate);
     s.model.evaluate(c, s.upload(batch), losses);
     request.take(to_host(s.stream, losses));

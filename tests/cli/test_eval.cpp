@@ -131,9 +131,9 @@ std::vector<double> token_losses(const std::string& model, const std::vector<int
   std::vector<double> losses;
   bool asked = false;
   EvaluateRequest request{.model = model, .next = {}, .take = {}};
-  request.next = [&](std::vector<int32_t>& tokens, std::vector<int32_t>& targets) {
-    tokens.assign(ids.begin(), ids.end() - 1);
-    targets.assign(ids.begin() + 1, ids.end());
+  request.next = [&](EvaluateRequest::Rows rows) {
+    std::copy(ids.begin(), ids.end() - 1, rows.tokens.begin());
+    std::copy(ids.begin() + 1, ids.end(), rows.targets.begin());
     return !std::exchange(asked, true);
   };
   request.take = [&](std::span<const double> l) { losses.assign(l.begin(), l.end()); };
