@@ -62,6 +62,8 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
   ModelRun run{.config = parse_config(document.dump(), model, all)};
   if (run.config.fp8.enabled)
     bad_input("fp8.enabled: what is trained in FP8 is evaluated on plain weights; leave it out");
+  if (!run.config.log.level.was_given()) run.config.log.level.set(LogLevel::warning);  // standard output is the result
+  log_as(run.config, nullptr);
   run.engine = &choose_engine(run.config);
   if (dtype == "auto" && !run.config.precision.param_dtype.was_given())
     run.config.precision.param_dtype.set(run.engine == &cpu::engine() ? DType::f32 : DType::bf16);
