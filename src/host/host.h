@@ -11,7 +11,8 @@ class Host {
   virtual ~Host() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Among all ranks of this machine, also of a group: the card's index. OCTET_LOCAL_SIZE=n makes machines of n ranks each.
+  // Among all ranks of this machine, also of a group: the card's index. OCTET_LOCAL_SIZE=n makes machines of n ranks
+  // each.
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
   virtual bool shares_memory() const = 0;  // the ranks may read one another's memory, as threads do
@@ -19,9 +20,12 @@ class Host {
   virtual void all_to_all(void* all, const void* mine, size_t bytes) = 0;  // the r-th `bytes` of mine go to rank r
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual void barrier() = 0;
-  virtual std::unique_ptr<Host> split(int colour, int size) = 0;  // a group of `size` ranks for each colour, in rank order
-  // Calls f, once and on another rank's thread, when a rank fails while this one may wait for it on its device; until the
-  // result is dropped. Null, and never called, where a failing rank ends the whole job.
+  // What the rank waits in, for another thread that watches it: "all-gather"; null: in nothing, or it is not known.
+  virtual const char* under_way() const { return nullptr; }
+  virtual std::unique_ptr<Host> split(int colour,
+                                      int size) = 0;  // a group of `size` ranks for each colour, in rank order
+  // Calls f, once and on another rank's thread, when a rank fails while this one may wait for it on its device; until
+  // the result is dropped. Null, and never called, where a failing rank ends the whole job.
   virtual std::shared_ptr<void> when_lost(std::function<void()> f) = 0;
   // Ends the job on all ranks now; called when a rank fails. Returns only where ending is done elsewhere.
   virtual void abort(int exit_code) noexcept = 0;
@@ -51,8 +55,8 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
 // barrier and is rethrown here.
 void run_threads(int size, const std::function<void(Host&)>& body);
 
-// The ranks that mpirun or srun started; null when the program was started alone. InputError when several were started and
-// this build has no MPI. The result outlives every group made from it; ending it ends MPI.
+// The ranks that mpirun or srun started; null when the program was started alone. InputError when several were started
+// and this build has no MPI. The result outlives every group made from it; ending it ends MPI.
 std::unique_ptr<Host> mpi_host(int* argc, char*** argv);
 
 }  // namespace octet

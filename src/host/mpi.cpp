@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 
 #include "base/check.h"
@@ -70,18 +71,24 @@ class MpiHost final : public Host {
   int local_rank() const override { return place_.local_rank; }
   int local_size() const override { return place_.local_size; }
   bool shares_memory() const override { return false; }
-  void barrier() override { MPI_CHECK(MPI_Barrier(comm_)); }
+  const char* under_way() const override { return under_way_; }
+  void barrier() override {
+    const Waiting here(under_way_, "barrier");
+    MPI_CHECK(MPI_Barrier(comm_));
+  }
 
   void all_gather(void* all, const void* mine, size_t bytes) override {
     char* to = static_cast<char*>(all);
     const char* from = static_cast<const char*>(mine);
     const bool in_place = from == to + size_t(rank_) * bytes;
+    const Waiting here(under_way_, "all-gather");
     in_chunks(bytes, [&](size_t at, size_t n) {
       const Piece piece(n, bytes);
       MPI_CHECK(MPI_Allgather(in_place ? MPI_IN_PLACE : from + at, int(n), MPI_BYTE, to + at, 1, piece.type(), comm_));
     });
   }
   void all_to_all(void* all, const void* mine, size_t bytes) override {
+    const Waiting here(under_way_, "all-to-all");
     in_chunks(bytes, [&](size_t at, size_t n) {
       const Piece piece(n, bytes);
       MPI_CHECK(MPI_Alltoall(static_cast<const char*>(mine) + at, 1, piece.type(), static_cast<char*>(all) + at, 1,
@@ -89,6 +96,7 @@ class MpiHost final : public Host {
     });
   }
   void broadcast(void* data, size_t bytes, int root) override {
+    const Waiting here(under_way_, "broadcast");
     in_chunks(bytes, [&](size_t at, size_t n) {
       MPI_CHECK(MPI_Bcast(static_cast<char*>(data) + at, int(n), MPI_BYTE, root, comm_));
     });
@@ -105,8 +113,15 @@ class MpiHost final : public Host {
   void abort(int exit_code) noexcept override { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
  private:
+  struct Waiting {
+    Waiting(std::atomic<const char*>& where, const char* what) : where_(where) { where_ = what; }
+    ~Waiting() { where_ = nullptr; }
+    Waiting(const Waiting&) = delete;
+    std::atomic<const char*>& where_;
+  };
   MPI_Comm comm_;
   Place place_;
+  std::atomic<const char*> under_way_{nullptr};
   int rank_ = 0, size_ = 1;
 };
 

@@ -84,6 +84,8 @@ std::string Watchdog::under_way() const {
   for (const auto& [name, comm] : session_ ? groups() : std::array<Group, 3>{})
     if (const std::string what = comm ? comm->under_way() : ""; !what.empty())
       text += concat(text.empty() ? ", waiting in: " : ", ", what, " among ", name);
+  if (const char* what = host_.under_way(); what && text.empty())
+    return concat(", waiting in: ", what, " on the host among all ranks");
   return text;
 }
 
