@@ -81,12 +81,46 @@ void check_copies(Comm& comm, Stream& s, int64_t n) {
   }
 }
 
+// To rank t go 1 + (rank + t) % 3 rows in one piece and, unless t is the sender, another of one row; some ranks
+// exchange nothing with some others.
+inline void check_exchange(Comm& comm, Stream& s) {
+  const int R = comm.size(), rank = comm.rank();
+  constexpr int64_t kColumns = 5;
+  const auto sizes = [](int from, int to) {
+    if (from == to + 1) return std::vector<int64_t>{};
+    std::vector<int64_t> rows{1 + (from + to) % 3};
+    if (from != to) rows.push_back(1);
+    return rows;
+  };
+  auto mine = values<float>(rank, 4 * R * kColumns);
+  std::vector<float> got(static_cast<size_t>(8 * R * kColumns), -1.f), want = got;
+  std::vector<Piece> sends, receives;
+  const auto row_of = [](int to, size_t piece) { return 4 * to + (piece ? 3 : 0); };
+  for (int to = 0; to < R; ++to)
+    for (size_t i = 0; i < sizes(rank, to).size(); ++i) sends.push_back({to, row_of(to, i), sizes(rank, to)[i]});
+  for (int from = R - 1; from >= 0; --from)
+    for (size_t i = 0; i < sizes(from, rank).size(); ++i) {
+      const int64_t first = 8 * from + 4 * int64_t(i), rows = sizes(from, rank)[i];
+      receives.push_back({from, first, rows});
+      for (int64_t j = 0; j < rows * kColumns; ++j)
+        want[size_t(first * kColumns + j)] = value<float>(from, row_of(rank, i) * kColumns + j);
+    }
+  const auto matrix = [&](std::vector<float>& v) {
+    return view(v).as(DType::f32, {int64_t(v.size()) / kColumns, kColumns});
+  };
+  comm.all_to_all(s, matrix(got), receives, matrix(mine), sends);
+  ASSERT_EQ(got, want);
+  comm.all_to_all(s, matrix(got), {}, matrix(mine), {});  // nobody has anything
+  ASSERT_EQ(got, want);
+}
+
 inline void check_all(Host& host) {
   Device device({});
   Stream s(device);
   const auto comm = make_comm(device, host);
   ASSERT_EQ(comm->size(), host.size());
   ASSERT_EQ(comm->rank(), host.rank());
+  check_exchange(*comm, s);
   for (int64_t n : {1, 3, 64, 1024, 5001}) {  // fewer elements than ranks, and more than one block of the sum
     check_reductions<float>(*comm, s, n);
     check_reductions<double>(*comm, s, n);

@@ -3,6 +3,7 @@
 // step. Every rank of the group issues the same calls in the same order.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device/device.h"
 #include "host/host.h"
@@ -10,6 +11,11 @@
 namespace octet::BACKEND {
 
 enum class Reduce { sum, max };
+
+struct Piece {  // rows of a tensor that go to a rank of the group, or come from it
+  int rank;
+  int64_t first, rows;
+};
 
 class Comm {
  public:
@@ -22,6 +28,10 @@ class Comm {
   virtual void reduce_scatter(Stream&, Tensor mine, Tensor full) = 0;  // mine = own slice of the sum; likewise
   virtual void all_reduce(Stream&, Tensor, Reduce) = 0;                // in place; f64, f32, bf16, u32
   virtual void broadcast(Stream&, Tensor, int root) = 0;
+  // Rows of `from` into rows of the others' and one's own `to`: between two ranks the pieces that one sends are those
+  // that the other receives, in order and size.
+  virtual void all_to_all(Stream&, Tensor to, const std::vector<Piece>& receives, Tensor from,
+                          const std::vector<Piece>& sends) = 0;
   virtual void register_memory(void*, size_t) {}  // collectives may work in it directly; until the Comm ends
   // For a thread that watches the one that issues:
   virtual void poll() {}                          // throws when a collective under way has failed

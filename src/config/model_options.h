@@ -49,8 +49,12 @@ struct ModelOptions : Section {
       this, "num_local_experts", 8, "mixtral: experts of a layer", between(1, 1024), Aliases{"num_experts"}};
   Option<int64_t> experts_per_token{this, "num_experts_per_tok", 2, "mixtral: experts that a token visits",
                                     between(1, 1024)};
-  Option<double> router_aux_loss_coef{this, "router_aux_loss_coef", 0.001, "mixtral: weight of the balancing loss, which counts all layers and ranks of a micro-batch",
-                                      at_least(0)};
+  Option<double> router_aux_loss_coef{
+      this, "router_aux_loss_coef", 0.001,
+      "mixtral: weight of the balancing loss, which counts all layers and ranks of a micro-batch", at_least(0)};
+  Option<bool> router_aux_loss_per_layer{
+      this, "router_aux_loss_per_layer", false,
+      "mixtral: balance each layer by itself, the loss being the mean over layers (false: all layers together)"};
   Option<double> router_z_loss_coef{this, "router_z_loss_coef", 0,
                                     "mixtral: weight of each layer's mean squared logsumexp of router logits",
                                     at_least(0)};

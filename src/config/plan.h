@@ -61,15 +61,15 @@ enum class Kernel : uint8_t {
   all_gather,
   reduce_scatter,
   all_reduce,
+  all_to_all,
   wait,  // of the computing stream for others: communication that is not hidden
   count
 };
 constexpr const char* name_of(Kernel k) {
-  return std::array{"gemm fp8",           "gemm bf16",  "gemm fp32", "attention forward",
-                    "attention backward", "norm",       "rope",      "activation",
-                    "quantize",           "embedding",  "loss",      "optimizer",
-                    "elementwise",        "scaling",    "copy",      "all-gather",
-                    "reduce-scatter",     "all-reduce", "waiting"}[size_t(k)];
+  return std::array{"gemm fp8",   "gemm bf16",      "gemm fp32",   "attention forward", "attention backward",
+                    "norm",       "rope",           "activation",  "quantize",          "embedding",
+                    "loss",       "optimizer",      "elementwise", "scaling",           "copy",
+                    "all-gather", "reduce-scatter", "all-reduce",  "all-to-all",        "waiting"}[size_t(k)];
 }
 struct Work {
   double flops = 0, bytes = 0, seconds = 0;  // seconds: only where an engine measured

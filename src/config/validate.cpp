@@ -77,9 +77,8 @@ class Check {
       refuse("fp8.", f.fp8_dpa ? f.fp8_dpa.name() : f.fp8_mha.name(),
              ": attention in FP8 is not supported: on Hopper it "
              "is slower than bf16 from 8192 tokens on, and less exact; set it to false");
-    if (f.moe_per_expert_scales)
-      refuse("fp8.moe_per_expert_scales: the experts of a layer share their activation scales in this version; set it "
-             "to false");
+    if (f.moe_per_expert_scales && c_.model.num_experts == 0)
+      refuse("fp8.moe_per_expert_scales: the model has no experts; set it to false");
     if (f.use_mxfp8_block_scaling)
       refuse("fp8.use_mxfp8_block_scaling: block scaling needs Blackwell; set it to false");
     if (f.reduce_amax != (f.reduce_group != ReduceGroup::none))
@@ -98,7 +97,8 @@ class Check {
              " tokens) is no multiple of 16, "
              "which FP8 products need");
     if (f.fallback && (c_.log.fp8_every == 0 || c_.checkpoint.dir->empty()))
-      refuse("fp8.fallback needs ", c_.log.fp8_every == 0 ? "log.fp8_every: steps between measurements" : "checkpoint.dir: a layer changes through a checkpoint");
+      refuse("fp8.fallback needs ", c_.log.fp8_every == 0 ? "log.fp8_every: steps between measurements"
+                                                          : "checkpoint.dir: a layer changes through a checkpoint");
     if (f.bf16_first_layers + f.bf16_last_layers >= c_.model.num_layers)
       refuse("fp8.bf16_first_layers (", f.bf16_first_layers, ") and fp8.bf16_last_layers (", f.bf16_last_layers,
              ") leave none of the ", c_.model.num_layers, " blocks in FP8; set fp8.enabled to false instead");

@@ -3,6 +3,7 @@
 // Compiled once: the loader and the checkpoints need it as well as the engines do.
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace octet {
 
@@ -18,6 +19,14 @@ class Host {
   virtual bool shares_memory() const = 0;  // the ranks may read one another's memory, as threads do
   virtual void all_gather(void* all, const void* mine, size_t bytes) = 0;  // all = concat over ranks of mine
   virtual void all_to_all(void* all, const void* mine, size_t bytes) = 0;  // the r-th `bytes` of mine go to rank r
+  // Bytes for some ranks, one's own among them, and from some: between two ranks the parts that one sends are those
+  // that the other receives, in order and size.
+  struct Part {
+    int rank;
+    void* data;
+    size_t bytes;
+  };
+  virtual void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) = 0;
   virtual void broadcast(void* data, size_t bytes, int root) = 0;
   virtual void barrier() = 0;
   // What the rank waits in, for another thread that watches it: "all-gather"; null: in nothing, or it is not known.
@@ -41,6 +50,7 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
   bool shares_memory() const override { return true; }
   void all_gather(void* all, const void* mine, size_t bytes) override;
   void all_to_all(void* all, const void* mine, size_t bytes) override;
+  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override;
   void broadcast(void*, size_t, int) override {}
   void barrier() override {}
   std::unique_ptr<Host> split(int, int size) override { return std::make_unique<LoneHost>(size, local_size_); }
@@ -50,6 +60,9 @@ class LoneHost final : public Host {  // rank 0 of `size` with nobody else there
  private:
   int size_, local_size_;
 };
+
+// Of the parts that `rank` sends, the next one for `to` from `next` on, which must be as long as `wanted`.
+void take_part(const std::vector<Host::Part>& sends, size_t& next, int to, const Host::Part& wanted);
 
 // Runs body on `size` threads of this process, one rank each. The first exception ends the other ranks at their next
 // barrier and is rethrown here.

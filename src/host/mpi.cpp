@@ -95,6 +95,21 @@ class MpiHost final : public Host {
                              piece.type(), comm_));
     });
   }
+  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override {  // MPI keeps their order
+    std::vector<MPI_Request> under_way;
+    const auto start = [&](const std::vector<Part>& parts, auto&& call) {
+      for (const Part& p : parts)
+        in_chunks(p.bytes, [&](size_t at, size_t n) {
+          call(static_cast<char*>(p.data) + at, int(n), p.rank, &under_way.emplace_back());
+        });
+    };
+    start(receives,
+          [&](char* to, int n, int rank, MPI_Request* r) { MPI_CHECK(MPI_Irecv(to, n, MPI_BYTE, rank, 0, comm_, r)); });
+    start(sends, [&](char* from, int n, int rank, MPI_Request* r) {
+      MPI_CHECK(MPI_Isend(from, n, MPI_BYTE, rank, 0, comm_, r));
+    });
+    MPI_CHECK(MPI_Waitall(int(under_way.size()), under_way.data(), MPI_STATUSES_IGNORE));
+  }
   void broadcast(void* data, size_t bytes, int root) override {
     const Waiting here(under_way_, "broadcast");
     in_chunks(bytes, [&](size_t at, size_t n) {

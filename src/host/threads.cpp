@@ -86,16 +86,23 @@ class ThreadHost final : public Host {
   void barrier() override { group_->barrier(); }
 
   void all_gather(void* all, const void* mine, size_t bytes) override {
-    exchange(mine, [&](size_t r, const void* theirs) { place(all, r, theirs, bytes); });
+    share(mine, [&](size_t r, const void* theirs) { place(all, r, theirs, bytes); });
   }
   void all_to_all(void* all, const void* mine, size_t bytes) override {
-    exchange(mine, [&](size_t r, const void* theirs) {
+    share(mine, [&](size_t r, const void* theirs) {
       place(all, r, static_cast<const char*>(theirs) + size_t(rank()) * bytes, bytes);
+    });
+  }
+  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override {
+    share(&sends, [&](size_t r, const void* theirs) {
+      size_t next = 0;
+      for (const Part& wanted : receives)
+        if (wanted.rank == int(r)) take_part(*static_cast<const std::vector<Part>*>(theirs), next, rank(), wanted);
     });
   }
   void broadcast(void* data, size_t bytes, int root) override {
     CHECK(root >= 0 && root < size(), "no rank ", root, " among ", size());
-    exchange(data, [&](size_t r, const void* theirs) {
+    share(data, [&](size_t r, const void* theirs) {
       if (int(r) == root && root != rank()) std::memcpy(data, theirs, bytes);
     });
   }
@@ -109,7 +116,7 @@ class ThreadHost final : public Host {
     if (to != theirs && bytes) std::memcpy(to, theirs, bytes);  // a rank's part may stand in place already
   }
   template <class F>
-  void exchange(const void* mine, F&& take) {
+  void share(const void* mine, F&& take) {
     group_->pointers[size_t(rank())] = mine;
     barrier();
     for (size_t r = 0; r < group_->pointers.size(); ++r) take(r, group_->pointers[r]);
@@ -140,7 +147,7 @@ std::unique_ptr<Host> ThreadHost::split(int colour, int size) {
   // The first of each colour makes the group; the others copy its pointer while it waits.
   auto group = rank() == first ? std::make_shared<Group>(group_->run(), size) : nullptr;
   std::shared_ptr<Group> found;
-  exchange(&group, [&](size_t r, const void* theirs) {
+  share(&group, [&](size_t r, const void* theirs) {
     if (int(r) == first) found = *static_cast<const std::shared_ptr<Group>*>(theirs);
   });
   return std::make_unique<ThreadHost>(found, Place{before, place_.local_rank, place_.local_size});

@@ -30,10 +30,10 @@ Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
   b.params.begin_unit("embedding", Residence::own);
   embedding_ = std::make_unique<Embedding>(b, names.embedding, table, init);
   for (int64_t l = 0; l < c.num_layers; ++l) {
-    b.params.begin_unit(concat("block ", l), Residence::rotating);
+    units_.push_back(b.params.begin_unit(concat("block ", l), Residence::rotating));
     blocks_.push_back(names.block(b, c, l, rope_table_));
   }
-  b.params.begin_unit("head", Residence::own);
+  units_.push_back(b.params.begin_unit("head", Residence::own));
   norm_ = std::make_unique<Norm>(b, names.final_norm, Norm::Options{names.norm, c.hidden_size, c.norm_eps});
   const Param w = c.tie_embeddings ? embedding_->weight() : b.params.add({{names.head, table}}, init);
   head_ = std::make_unique<LossHead>(w, LossHead::Options{.vocabulary = c.vocab_size, .chunk = options_.head_chunk});
@@ -74,7 +74,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   if (sums_) judge_routers(c, N);
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);
-    const auto weights = c.params.acquire(c.stream, head_unit(), Use::backward);
+    const auto weights = c.params.acquire(c.stream, units_.back(), Use::backward);
     prefetch(c, config_.num_layers, -1, Use::backward);
     const Arena::Scope scope(c.scratch);
     const size_t mark = c.saved.mark();
@@ -83,7 +83,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
     fill_zero(c.stream, d);
     norm_->backward(c, d, y);
     c.saved.rewind(mark);
-    c.params.reduce(c.stream, head_unit(), c.batch);
+    c.params.reduce(c.stream, units_.back(), c.batch);
   }
   backward(c, d);
   const auto weights = c.params.acquire(c.stream, 0, Use::backward);
@@ -92,16 +92,23 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
 }
 
 // The shares of tokens are those of all layers and ranks, so that neither splits the loss; each micro-batch has its
-// own. The balancing loss is transformers'; the z-loss is each layer's by itself, added up, but reported as their mean.
+// own. The balancing loss is transformers', or the mean of the layers' own; the z-loss is each layer's by itself, added
+// up, but reported as their mean.
 void Decoder::judge_routers(Context& c, int64_t rows) {
   Routers& r = c.routers;
   c.params.sum_over_ranks(c.stream, sums_);
   const double N = double(rows * c.params.ranks()), LN = double(config_.num_layers) * N;
-  const double balance = r.share * double(config_.num_experts) / (LN * LN);
-  moe_losses(
-      c.stream,
-      {.losses = r.losses, .total = total_, .load = load_, .sums = sums_, .balance = balance, .z = r.share / LN});
+  const bool by_layer = config_.router_aux_loss_per_layer;
+  const double balance = r.share * double(config_.num_experts) / (by_layer ? LN * N : LN * LN);
+  moe_losses(c.stream, {.losses = r.losses,
+                        .total = total_,
+                        .load = load_,
+                        .sums = sums_,
+                        .balance = balance,
+                        .z = r.share / LN,
+                        .by_layer = by_layer});
   r.total = total_;
+  r.by_layer = by_layer;
   r.balance = config_.router_aux_loss_coef * balance;
   r.z = config_.router_z_loss_coef * r.share / N;
 }
@@ -111,7 +118,7 @@ void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
   c.scratch.reset();
   const Tensor x = forward(c, embed(c, batch));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
   head_->evaluate(c, losses, final_norm(c, x), batch.targets);
 }
 
@@ -120,7 +127,7 @@ void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink&
   c.scratch.reset();
   const Tensor x = forward(c, embed(c, batch));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
   head_->logits(c, final_norm(c, x), sink);
 }
 
@@ -130,7 +137,7 @@ Tensor Decoder::next(Context& c, Tensor tokens, Tensor rows) {
   c.scratch.reset();
   Tensor x = forward(c, embed(c, {.tokens = tokens, .targets = {}, .order = {}}));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, head_unit(), Use::evaluate);
+  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
   if (rows) {
     const Tensor some = c.saved.alloc(x.dtype, {rows.numel(), x.cols()});
     embedding_forward(c.stream, some, rows, x);
@@ -146,8 +153,11 @@ void Decoder::prefetch(Context& c, int64_t l, int64_t step, Use use) {
   for (int64_t i = 0; i < c.params.options().prefetch; ++i) {
     l += step;
     if (l < 0 || l > config_.num_layers) return;
-    if (l < config_.num_layers) c.params.prefetch(c.stream, block_unit(l), use);
-    else c.params.prefetch(c.stream, head_unit(), use == Use::forward ? Use::backward : use);
+    if (l == config_.num_layers) {
+      c.params.prefetch(c.stream, units_.back(), use == Use::forward ? Use::backward : use);
+      continue;
+    }
+    for (int u = units_[size_t(l)]; u < units_[size_t(l) + 1]; ++u) c.params.prefetch(c.stream, u, use);
   }
 }
 
@@ -166,13 +176,20 @@ Tensor Decoder::final_norm(Context& c, Tensor x) {
   return y;
 }
 
+Decoder::Leases Decoder::acquire(Context& c, int64_t layer, Use use) {
+  Leases leases;
+  for (int u = units_[size_t(layer)]; u < units_[size_t(layer) + 1]; ++u)
+    leases.push_back(c.params.acquire(c.stream, u, use));
+  return leases;
+}
+
 Tensor Decoder::forward(Context& c, Tensor x) {
   const bool evaluates = c.pass == Pass::evaluate;
   const Use use = evaluates ? Use::evaluate : Use::forward;
   std::array<Tensor, 2> streams{
       x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
   for (int64_t l = 0; l < config_.num_layers; ++l) {
-    const auto weights = c.params.acquire(c.stream, block_unit(l), use);
+    const Leases weights = acquire(c, l, use);
     prefetch(c, l, 1, use);
     const Arena::Scope scratch(c.scratch);
     const Tensor y = evaluates ? streams[size_t(l + 1) % 2] : c.saved.alloc(x.dtype, x.shape);
@@ -187,7 +204,7 @@ Tensor Decoder::forward(Context& c, Tensor x) {
 
 void Decoder::backward(Context& c, Tensor d) {
   for (int64_t l = config_.num_layers - 1; l >= 0; --l) {
-    const auto weights = c.params.acquire(c.stream, block_unit(l), Use::backward);
+    const Leases weights = acquire(c, l, Use::backward);
     prefetch(c, l, -1, Use::backward);
     const Arena::Scope scratch(c.scratch);
     if (l < options_.recompute_blocks) {
@@ -198,7 +215,7 @@ void Decoder::backward(Context& c, Tensor d) {
     }
     blocks_[size_t(l)]->backward(c, d);
     c.saved.rewind(marks_[size_t(l)]);
-    c.params.reduce(c.stream, block_unit(l), c.batch);
+    for (int u = units_[size_t(l)]; u < units_[size_t(l) + 1]; ++u) c.params.reduce(c.stream, u, c.batch);
   }
 }
 

@@ -54,11 +54,11 @@ class Decoder {
   Tensor embed(Context&, const DeviceBatch&);
   Tensor forward(Context&, Tensor x /*(N,C)*/);  // through all blocks -> (N,C)
   void backward(Context&, Tensor d /*(N,C)*/);   // d was allocated before forward(): memory comes back block by block
-  void prefetch(Context&, int64_t l, int64_t step, Use);  // parallel.prefetch units from block l on, l not included
+  void prefetch(Context&, int64_t l, int64_t step, Use);  // parallel.prefetch blocks from l on, l not included
   Tensor final_norm(Context&, Tensor x);
   void judge_routers(Context&, int64_t rows);  // between forward and backward
-  int head_unit() const { return int(config_.num_layers) + 1; }
-  static int block_unit(int64_t l) { return int(l) + 1; }
+  using Leases = std::vector<ParameterStore::Lease>;
+  Leases acquire(Context&, int64_t layer, Use);
 
   ModelConfig config_;
   DecoderOptions options_;
@@ -67,6 +67,7 @@ class Decoder {
   Tensor sums_{}, total_{}, load_{};  // (L,3,E), (3,E), (L,E) f64, ops/moe.h; where there are experts
   std::unique_ptr<Embedding> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<int> units_;  // of parameters: the first of each block, which may have several, and last the head's
   std::unique_ptr<Norm> norm_;
   std::unique_ptr<LossHead> head_;
   std::vector<Tensor> inputs_;  // of each block, (N,C)

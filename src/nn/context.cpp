@@ -4,14 +4,14 @@
 
 namespace octet::BACKEND {
 
-Operand Context::operand(Placement at, Shape shape, Forms forms, int slot) const {
+Operand Context::operand(Placement at, Shape shape, Forms forms, int slot, int64_t scales) const {
   Operand y;
   if (forms.plain) y.plain = at.plain->alloc(plain(), shape);
   if (slot < 0 || !(forms.q || forms.q_t)) return y;
   y.slot = pass == Pass::train ? scaling.measured(slot) : scaling.frozen(slot);
   if (forms.q) y.q = at.q->alloc(y.slot.format, shape);
   if (forms.q_t) y.q_t = at.q_t->alloc(y.slot.format, {shape[1], shape[0]});
-  y.scale_inv = at.q_t->alloc(DType::f32, {4}).ptr<float>();
+  y.scale_inv = at.q_t->alloc(DType::f32, {scales, 4}).ptr<float>();
   return y;
 }
 

@@ -8,10 +8,18 @@
 
 namespace octet::BACKEND {
 
+// How the experts of a layer are spread: each rank of `group` holds as many of them, in order.
+struct ExpertRanks {
+  Comm* group = nullptr;  // null: every rank holds all
+  Holders holders{};      // of the experts of this rank
+  double buffer = 2;      // room for rows from the others, as a multiple of the mean
+};
+
 struct Builder {
   ParameterStore& params;
   DelayedScaling& scaling;  // of activations and gradients
   const Recipe& recipe;
+  ExpertRanks experts{};
 };
 
 // train: the forward whose backward follows. recompute: the same forward again, in backward. evaluate: no backward.
@@ -21,6 +29,7 @@ enum class Pass : uint8_t { train, recompute, evaluate };
 struct Routers {
   Tensor sums{};                      // (L,3,E) f64: of this micro-batch; none: routers are not judged
   Tensor total{};                     // (3,E) f64: of all layers and ranks, from forward to backward
+  bool by_layer = false;              // each layer is balanced by its own sums
   double balance = 0, z = 0;          // factors of the losses' gradients
   const float* loss_scale = nullptr;  // a factor on both, or none
   Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss, for whoever reports them
@@ -52,8 +61,8 @@ struct Context {
   struct Placement {
     Arena *plain, *q, *q_t;
   };
-  // An operand to be filled by its producer; slot < 0: never quantised.
-  Operand operand(Placement, Shape, Forms, int slot) const;
+  // An operand to be filled by its producer; slot < 0: never quantised. scales: of as many slots, from `slot` on.
+  Operand operand(Placement, Shape, Forms, int slot, int64_t scales = 1) const;
 
   // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to
   // measure: the scale it casts with is then its own and leaves no trace. A step whose health is asked for runs it once

@@ -1,12 +1,18 @@
 #pragma once
-// ExpertLinear: y = x W_e^T for the rows of each expert e of a layer. Experts share one scale of activations and one of
-// gradients; each has its own scale of weights. Where an expert's rows begin is known on the device alone, so that
-// everything here works on the whole buffer: rows behind the last in use are zero (ops/grouped.h).
-// Dimension key:  E experts   R rows of a buffer of experts' rows (ops/moe.h)   I in   O out
+// ExpertLinear: y = x W_e^T for the rows of each expert e of a layer that this rank holds. Experts share one scale of
+// activations and one of gradients; each has its own scale of weights. Where an expert's rows begin is known on the
+// device alone, so that everything here works on the whole buffer: rows behind the last in use are zero
+// (ops/grouped.h). With scales of activations and gradients for each expert (fp8.moe_per_expert_scales) the host knows
+// it, too, and casts expert by expert. Dimension key:  E experts   R rows of a buffer of experts' rows (ops/moe.h)   I
+// in   O out
 #include "nn/linear.h"
 #include "ops/grouped.h"
 
 namespace octet::BACKEND {
+
+struct ExpertBuffer : ExpertRows {  // rows sorted by expert
+  std::vector<int64_t> first{};     // the offsets on the host, where they are known
+};
 
 class ExpertLinear {
  public:
@@ -14,23 +20,40 @@ class ExpertLinear {
     int64_t layer = 0;  // of the model, for the recipe
     double std = 0.02;  // of the initial weights
   };
-  // parts[e]: the matrices of expert e, one above the other.
+  // parts[e]: the matrices of expert e, one above the other; of all experts, also where other ranks hold some.
   ExpertLinear(Builder, const std::vector<std::vector<ParameterStore::Part>>& parts, const Options&);
 
   Operand input(Context&, int64_t R) const;  // operands of R rows, for their producers to fill
   Operand output_grad(Context&, int64_t R) const;
+  Operand reopened(Context&, Operand x) const;  // in backward: with memory again for what ended with the forward pass
+  // Runs kernel(y, first row, rows) over the whole buffer or, with scales of their own, over the experts by turns.
+  template <class F>
+  void produce(Context& c, const Operand& y, const ExpertBuffer& rows, F&& kernel) const {
+    if (!casts_by_turns(y)) return c.produce(y, [&](const Operand& o) { kernel(o, int64_t{0}, y.rows()); });
+    for (size_t e = 0; e < w_.size(); ++e)
+      if (const int64_t first = rows.first[e], count = rows.first[e + 1] - first; count)
+        c.produce(codes(y, e, first, count), [&](const Operand& o) { kernel(o, first, count); });
+    if (y.q_t) transpose(c.stream, y.q_t, y.q);
+  }
+  void complete(Context&, const Operand&, const ExpertBuffer&) const;  // from the plain form, as its producer wrote it
 
-  void forward(Context&, Tensor y /*(R,O)*/, const Operand& x /*(R,I)*/, const ExpertRows&);
-  void backward(Context&, Tensor dx /*(R,I)*/, const Operand& dy /*(R,O)*/, const ExpertRows&);
+  void forward(Context&, Tensor y /*(R,O)*/, const Operand& x /*(R,I)*/, const ExpertBuffer&);
+  void backward(Context&, Tensor dx /*(R,I)*/, const Operand& dy /*(R,O)*/, const ExpertBuffer&);
   int64_t in() const { return w_[0].shape[1]; }
   int64_t out() const { return w_[0].shape[0]; }
 
  private:
   Forms input_forms(const Context&) const;
+  Forms castable(Forms f) const { return per_expert_ ? Forms{f.plain, f.q || f.q_t, f.q_t} : f; }
+  bool casts_by_turns(const Operand& y) const { return per_expert_ && y.q; }
+  Operand codes(const Operand&, size_t e, int64_t first, int64_t count) const;  // of an expert, with its own scale
+  int64_t scales() const { return per_expert_ ? int64_t(w_.size()) : 1; }
+  int64_t scale_step() const { return per_expert_ ? 4 : 0; }
   LinearRecipe recipe_;
-  std::vector<Param> w_;
-  int x_slot_ = -1, dy_slot_ = -1;
-  Operand x_;  // of the last forward pass
+  std::vector<Param> w_;            // of the experts of this rank
+  bool per_expert_ = false;         // scales
+  int x_slot_ = -1, dy_slot_ = -1;  // of the first of them, or of all
+  Operand x_;                       // of the last forward pass
 };
 
 }  // namespace octet::BACKEND

@@ -7,7 +7,7 @@ namespace octet::BACKEND {
 Tensor ParameterStore::grad(const Param& p) const {
   const Unit& u = units_[size_t(p.unit)];
   const Grads& g = grads_[size_t(u.grads)];
-  CHECK(keeps_gradients() || g.unit == p.unit, "unit '", u.name, "' has no gradient buffers now");
+  CHECK(keeps_gradients(u) || g.unit == p.unit, "unit '", u.name, "' has no gradient buffers now");
   return g.whole[size_t(p.segment)].part(p.offset, p.shape);
 }
 
@@ -44,8 +44,8 @@ void ParameterStore::travelling(Stream& s, Comm& comm, const std::vector<Tensor>
 
 void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
   const bool last = batch == Batch::last;
-  if (!overlaps() || (keeps_gradients() && !last)) return;
   Unit& u = units_[size_t(unit)];
+  if (!travels(u) || (keeps_gradients(u) && !last)) return;
   Grads& whole = grads_[size_t(u.grads)];
   Stream& side = beside(s);
   std::vector<Tensor> all, mine;  // of each segment
@@ -54,49 +54,47 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
       all.push_back(whole.whole[k].part(0, {g.size}));
       mine.push_back(g.grad);
     }
-  if (shards() > 1)
+  const Holders& h = u.holders;
+  if (shards(u) > 1)
     travelling(
-        side, shard_, all, [&](Tensor t) { shard_.reduce_scatter(side, slice(t), t); },
-        [&](Tensor t) { return slice(t); });
-  if (!keeps_gradients())
+        side, *h.shard, all, [&](Tensor t) { h.shard->reduce_scatter(side, slice(u, t), t); },
+        [&](Tensor t) { return slice(u, t); });
+  if (!keeps_gradients(u))
     for (size_t i = 0; i < all.size(); ++i)
-      BACKEND::add(side, mine[i], mine[i], slice(all[i]));  // the operation, which the member add() hides
-  if (last && replica_ && replica_->size() > 1)
+      BACKEND::add(side, mine[i], mine[i], slice(u, all[i]));  // the operation, which the member add() hides
+  if (last && replicas(u) > 1)
     travelling(
-        side, *replica_, mine, [&](Tensor t) { replica_->all_reduce(side, t, Reduce::sum); },
+        side, *h.replica, mine, [&](Tensor t) { h.replica->all_reduce(side, t, Reduce::sum); },
         [](Tensor t) { return t; });
-  if (keeps_gradients()) return;
+  if (keeps_gradients(u)) return;
   whole.unit = -1;
   whole.reduced = std::make_unique<Event>(side.device());
   whole.reduced->record(side);
 }
 
 void ParameterStore::wait_for_gradients(Stream& s) {
-  if (!overlaps()) return;
+  if (!any_travels()) return;
   point_.record(side_);
   point_.wait(s);
 }
 
 void ParameterStore::zero_gradients(Stream& s) {
-  if (keeps_gradients()) {
-    for (Grads& g : grads_)
-      for (Tensor t : g.whole)
-        if (t) fill_zero(s, t);
-  } else {
-    for_each_gradient([&](Tensor t) { fill_zero(s, t); });
-  }
+  for (const Unit& u : units_)
+    for (size_t k = 0; k < u.segments.size(); ++k)
+      if (const Segment& g = u.segments[k]; g.size)
+        fill_zero(s, keeps_gradients(u) ? grads_[size_t(u.grads)].whole[k] : g.grad);
 }
 
 void ParameterStore::sum_squares(Stream& s, Tensor total, Tensor partial) {
   wait_for_gradients(s);
-  for_each_gradient([&](Tensor g) { sum_of_squares(s, total, g, partial); });
-  if (shards() > 1) shard_.all_reduce(s, total, Reduce::sum);  // replicas hold the same slices
+  for_each_gradient_once([&](Tensor g) { sum_of_squares(s, total, g, partial); });
+  sum_over_ranks(s, total);
 }
 
 void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {
   wait_for_gradients(s);  // this collective follows the last one of the side stream
-  if (shards() > 1) shard_.all_reduce(s, t, Reduce::sum);
-  if (replica_ && replica_->size() > 1) replica_->all_reduce(s, t, Reduce::sum);
+  for (Comm* group : {store_.shard, store_.replica})
+    if (size_of_group(group) > 1) group->all_reduce(s, t, Reduce::sum);
 }
 
 }  // namespace octet::BACKEND

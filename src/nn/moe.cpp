@@ -4,31 +4,24 @@
 
 namespace octet::BACKEND {
 namespace {
-
-using Parts = std::vector<std::vector<ParameterStore::Part>>;
-// Of each expert: w1, the gate, above w3, the up projection; and w2, down.
-Parts gate_up_parts(const Moe::Options& o) {
-  Parts parts;
-  for (int64_t e = 0; e < o.experts; ++e) {
-    const std::string expert = concat(o.name, ".experts.", e);
-    parts.push_back({{expert + ".w1.weight", {o.width, o.channels}}, {expert + ".w3.weight", {o.width, o.channels}}});
-  }
-  return parts;
+// The experts are a unit of their own: they may have other holders, and are the bulk of a block.
+GatedExperts make_experts(Builder b, const Moe::Options& o) {
+  const int dense = b.params.unit();
+  b.params.begin_unit(concat("experts of block ", o.layer), Residence::beside,
+                      b.experts.group ? &b.experts.holders : nullptr);
+  GatedExperts experts(b, o);
+  b.params.resume_unit(dense);
+  return experts;
 }
-Parts down_parts(const Moe::Options& o) {
-  Parts parts;
-  for (int64_t e = 0; e < o.experts; ++e)
-    parts.push_back({{concat(o.name, ".experts.", e, ".w2.weight"), {o.channels, o.width}}});
-  return parts;
-}
-
 }  // namespace
 
 Moe::Moe(Builder b, const Options& o)
     : options_(o),
       router_(b.params.add({{o.name + ".gate.weight", {o.experts, o.channels}}}, {.std = o.std})),
-      gate_up_(b, gate_up_parts(o), {.layer = o.layer, .std = o.std}),
-      down_(b, down_parts(o), {.layer = o.layer, .std = o.residual_std}) {}
+      experts_(make_experts(b, o)),
+      dispatch_(b.experts.group ? std::make_unique<ExpertDispatch>(b.experts, o.experts, o.per_token) : nullptr),
+      knows_offsets_(b.recipe.per_expert_scales),
+      pinned_(static_cast<int32_t*>(pinned_alloc(size_t(o.experts + 1) * sizeof(int32_t)))) {}
 
 Operand Moe::input(Context& c, int64_t rows) const {
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
@@ -58,7 +51,9 @@ void Moe::route(Context& c, Tensor x) {
   moe_sort(c.stream, rows_, route_.expert);
   if (c.pass == Pass::train && c.routers.sums)
     moe_add_sums(c.stream, c.routers.sums.part(options_.layer * 3 * E, {3, E}), rows_.count, route_);
-  used_ = {.offset = rows_.offset, .assignments = N * K};
+  if (dispatch_) dispatch_->start(c, rows_.offset, N);
+  else used_ = {{.offset = rows_.offset, .assignments = N * K}, {}};
+  if (!dispatch_ && knows_offsets_) used_.first = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
 }
 
 // As transformers does it: what the experts read is shaken too. The same noise again in recomputation and in backward.
@@ -73,16 +68,18 @@ void Moe::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
   jitter(c, x_);
   route(c, x_);
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
-  gu_ = memory.alloc(c.plain(), {R, gate_up_.out()});
-  o_ = memory.alloc(c.plain(), {R, down_.out()});
-  Operand xe = gate_up_.input(c, R);
-  if (!xe.plain) xe.plain = c.scratch.alloc(c.plain(), {R, gate_up_.in()});
-  moe_gather(c.stream, xe.plain, x_, rows_.source, options_.per_token);
-  complete(c, xe, xe.plain);
-  gate_up_.forward(c, gu_, xe, used_);
-  const Operand h = down_.input(c, R);
-  c.produce(h, [&](Operand o) { swiglu_forward(c.stream, o, gu_); });
-  down_.forward(c, o_, h, used_);
+  o_ = memory.alloc(c.plain(), {R, options_.channels});
+  const auto gather = [&](Tensor rows) { moe_gather(c.stream, rows, x_, rows_.source, options_.per_token); };
+  if (dispatch_) {
+    const Tensor mine = c.scratch.alloc(c.plain(), o_.shape);
+    gather(mine);
+    dispatch_->finish(c);
+    experts_.open(c, dispatch_->buffer_rows(N));
+    dispatch_->forward(c, experts_, o_, mine);
+  } else {
+    experts_.open(c, R);
+    experts_.forward(c, o_, used_, gather);
+  }
   moe_combine(c.stream, y, o_, rows_.row, route_.weight, residual);
 }
 
@@ -91,20 +88,20 @@ Tensor Moe::backward(Context& c, Tensor dy) {
   const Tensor dx = c.scratch.alloc(c.plain(), {N, options_.channels});
   const Arena::Scope scope(c.scratch);
   const Tensor dweight = c.scratch.alloc(wide(c.plain()), {N, options_.per_token});
-  const Tensor dh = c.scratch.alloc(c.plain(), {R, down_.in()}), dxe = c.scratch.alloc(c.plain(), {R, gate_up_.in()});
-  {
-    const Arena::Scope products(c.scratch);
-    Operand d_o = down_.output_grad(c, R);
-    if (!d_o.plain) d_o.plain = c.scratch.alloc(c.plain(), {R, down_.out()});
+  const Tensor dxe = c.scratch.alloc(c.plain(), {R, options_.channels});
+  const auto combine_backward = [&](Tensor d_o) {
     moe_combine_backward(
-        c.stream,
-        {.d_o = d_o.plain, .dweight = dweight, .dy = dy, .o = o_, .weight = route_.weight, .source = rows_.source});
-    complete(c, d_o, d_o.plain);
-    down_.backward(c, dh, d_o, used_);
+        c.stream, {.d_o = d_o, .dweight = dweight, .dy = dy, .o = o_, .weight = route_.weight, .source = rows_.source});
+  };
+  if (dispatch_) {
+    const Arena::Scope inside(c.scratch);
+    const Tensor d_o = c.scratch.alloc(c.plain(), dxe.shape);
+    combine_backward(d_o);
+    if (dispatch_->several_rounds()) moe_gather(c.stream, dxe, x_, rows_.source, options_.per_token);
+    dispatch_->backward(c, experts_, dxe, d_o);
+  } else {
+    experts_.backward(c, dxe, used_, combine_backward);
   }
-  const Operand dgu = gate_up_.output_grad(c, R);
-  c.produce(dgu, [&](Operand o) { swiglu_backward(c.stream, o, dh, gu_); });
-  gate_up_.backward(c, dxe, dgu, used_);
   moe_combine(c.stream, dx, dxe, rows_.row, {}, {});
   route_backward(c, dx, dweight);
   jitter(c, dx);
@@ -113,7 +110,9 @@ Tensor Moe::backward(Context& c, Tensor dy) {
 
 void Moe::route_backward(Context& c, Tensor dx, Tensor dweight) {
   const Operand d{.plain = c.scratch.alloc(c.plain(), {dx.rows(), options_.experts})};
-  const Tensor count = c.routers.total ? c.routers.total.part(0, {options_.experts}) : Tensor{};
+  const Routers& r = c.routers;
+  const int64_t own = r.by_layer ? options_.layer * 3 * options_.experts : 0;
+  const Tensor judged = r.by_layer ? r.sums : r.total, count = judged ? judged.part(own, {options_.experts}) : Tensor{};
   moe_route_backward(c.stream, {.dlogits = d.plain,
                                 .route = route_,
                                 .dweight = dweight,

@@ -22,26 +22,27 @@ MemoryPlan Arenas::peak() const {
   return p;
 }
 
-ParameterStore::ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions& options)
-    : shard_(shard),
-      replica_(replica),
+ParameterStore::ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions& options, Comm* all)
+    : store_{&shard, replica},
+      all_(all ? *all : shard),
       side_(side),
       point_(side.device()),
       options_(options),
       scales_(options.weight_scaling) {}
 
-int ParameterStore::begin_unit(std::string name, Residence residence) {
-  units_.push_back({.name = std::move(name), .residence = residence});
-  return num_units() - 1;
+int ParameterStore::begin_unit(std::string name, Residence residence, const Holders* holders) {
+  units_.push_back({.name = std::move(name), .residence = residence, .holders = holders ? *holders : store_});
+  return current_ = num_units() - 1;
 }
+bool ParameterStore::any_travels() const { return std::any_of(units_.begin(), units_.end(), travels); }
 
 Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms) {
   CHECK(!units_.empty() && !parts.empty(), "begin_unit() first");
-  Unit& u = units_.back();
+  Unit& u = units_[size_t(current_)];
   const Precision precision = forms.q || forms.q_t ? Precision::fp8 : Precision::plain;
   Segment& segment = u.segments[size_t(precision)];
   segment.size = round_up(segment.size, kAlign);
-  Param p{num_units() - 1, precision, segment.size, parts[0].shape, forms};
+  Param p{current_, precision, segment.size, parts[0].shape, forms};
   for (const Part& part : parts) {  // row-major with equal rows: standing adjacent is being merged
     if (parts.size() > 1)
       CHECK(part.shape.rank == 2 && part.shape[1] == p.shape[1], "'", part.name, "' ", part.shape, " merged with ",
@@ -58,6 +59,13 @@ Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms
   return p;
 }
 
+void ParameterStore::add_elsewhere(const std::vector<Part>& parts, Forms forms) {
+  for (const Part& part : parts)
+    units_[size_t(current_)].entries.push_back(
+        {.name = part.name, .shape = part.shape, .init = {}, .segment = Precision::plain, .offset = 0, .here = false});
+  if (forms.q || forms.q_t) scales_.add(parts[0].name, DType::e4m3);
+}
+
 int64_t ParameterStore::count() const {
   int64_t n = 0;
   for (const Unit& u : units_)
@@ -67,7 +75,7 @@ int64_t ParameterStore::count() const {
 
 void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed) {
   for (Unit& u : units_)
-    for (Segment& g : u.segments) g.size = round_up(g.size, shards() * kAlign);
+    for (Segment& g : u.segments) g.size = round_up(g.size, shards(u) * kAlign);
   lay_out(arenas);
   alloc_slices(arenas);
   scales_.materialise(s, arenas[Memory::weights]);
@@ -84,58 +92,67 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
 // Buffers of whole weights and gradients: one set for each unit where they are kept; where not, a few in turn, so that
 // while one unit computes others arrive (weights) or leave (gradients).
 void ParameterStore::lay_out(const Arenas& arenas) {
-  const auto assign = [&](int kept_or_turns, auto& buffers, int Unit::*index, auto alloc) {
-    const bool kept = kept_or_turns == kKept;
-    size_t rotating = 0;
-    std::vector<int> shared(size_t(kept ? 1 : kept_or_turns), -1);
-    std::array<int64_t, 2> largest{};
-    Forms forms;
+  using Sizes = std::array<int64_t, 2>;
+  struct Rotation {  // of the units of a lane
+    size_t units = 0;
+    std::vector<int> homes;
+    Sizes largest{};
+    Forms forms{};
+  };
+  const auto assign = [&](auto&& kept, int turns, auto& buffers, int Unit::*index, auto alloc) {
+    std::array<Rotation, 2> rotations;
+    for (Rotation& r : rotations) r.homes.assign(size_t(turns), -1);
     for (const Unit& u : units_)
-      if (!kept && u.residence == Residence::rotating) {
-        for (size_t k : {kPlain, kFp8}) largest[k] = std::max(largest[k], u.segments[k].size);
-        forms = merge(forms, u.forms);
+      if (!kept(u) && u.residence != Residence::own) {
+        Rotation& r = rotations[lane(u)];
+        for (size_t k : {kPlain, kFp8}) r.largest[k] = std::max(r.largest[k], u.segments[k].size);
+        r.forms = merge(r.forms, u.forms);
       }
     for (Unit& u : units_) {
-      if (kept || u.residence == Residence::own) {
+      if (kept(u) || u.residence == Residence::own) {
         u.*index = int(buffers.size());
-        buffers.push_back(alloc(std::array{u.segments[kPlain].size, u.segments[kFp8].size}, u.forms));
+        buffers.push_back(alloc(Sizes{u.segments[kPlain].size, u.segments[kFp8].size}, u.forms));
       } else {
-        int& home = shared[rotating++ % shared.size()];
+        Rotation& r = rotations[lane(u)];
+        int& home = r.homes[r.units++ % r.homes.size()];
         if (home < 0) {
           home = int(buffers.size());
-          buffers.push_back(alloc(largest, forms));
+          buffers.push_back(alloc(r.largest, r.forms));
         }
         u.*index = home;
       }
     }
   };
-  using Sizes = std::array<int64_t, 2>;
-  assign(keeps_weights() ? kKept : 1 + options_.prefetch, weights_, &Unit::weights, [&](Sizes n, Forms f) {
-    Arena& a = arenas[Memory::weights];
-    Weights w;
-    if (n[kPlain]) w.plain = a.alloc(options_.plain, {n[kPlain]});
-    if (n[kFp8] && f.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});
-    if (n[kFp8] && f.q_t) w.q_t = a.alloc(DType::e4m3, {n[kFp8]});
-    if (n[kFp8] && f.q_t && !w.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});  // what is transposed
-    if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
-    return w;
-  });
+  assign([&](const Unit& u) { return keeps_weights(u); }, 1 + options_.prefetch, weights_, &Unit::weights,
+         [&](Sizes n, Forms f) {
+           Arena& a = arenas[Memory::weights];
+           Weights w;
+           if (n[kPlain]) w.plain = a.alloc(options_.plain, {n[kPlain]});
+           if (n[kFp8] && f.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});
+           if (n[kFp8] && f.q_t) w.q_t = a.alloc(DType::e4m3, {n[kFp8]});
+           if (n[kFp8] && f.q_t && !w.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});  // what is transposed
+           if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
+           return w;
+         });
   if (options_.trains)
-    assign(keeps_gradients() ? kKept : 2, grads_, &Unit::grads, [&](Sizes n, Forms) {
-      Grads g;
-      for (size_t k : {kPlain, kFp8})
-        if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
-      return g;
-    });
+    assign([&](const Unit& u) { return keeps_gradients(u); }, 2, grads_, &Unit::grads,
+           [&](Sizes n, Forms) {
+             Grads g;
+             for (size_t k : {kPlain, kFp8})
+               if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
+             return g;
+           });
   int64_t travels = 0;
-  for (const Unit& u : units_) travels = std::max(travels, u.segments[kPlain].size + u.segments[kFp8].size);
-  if (options_.trains && overlaps() && options_.reduce != options_.grad)
+  Sizes largest{};  // by lane
+  for (const Unit& u : units_) {
+    if (ParameterStore::travels(u)) travels = std::max(travels, u.segments[kPlain].size + u.segments[kFp8].size);
+    if (!u.forms.plain && (!options_.evaluate_fp8 || gathers_plain(u)))
+      largest[lane(u)] = std::max(largest[lane(u)], u.segments[kFp8].size);
+  }
+  if (options_.trains && travels && options_.reduce != options_.grad)
     travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
-  int64_t largest = 0;
-  for (const Unit& u : units_)
-    if (!u.forms.plain) largest = std::max(largest, u.segments[kFp8].size);
-  if (largest && (!options_.evaluate_fp8 || gathers_plain()))
-    evaluate_.q_plain = arenas[Memory::weights].alloc(options_.plain, {largest});
+  for (size_t l = 0; l < largest.size(); ++l)
+    if (largest[l]) evaluate_[l].q_plain = arenas[Memory::weights].alloc(options_.plain, {largest[l]});
 }
 
 void ParameterStore::alloc_slices(const Arenas& arenas) {
@@ -143,17 +160,18 @@ void ParameterStore::alloc_slices(const Arenas& arenas) {
     for (size_t k : {kPlain, kFp8}) {
       Segment& g = u.segments[k];
       if (g.size == 0) continue;
-      const Shape mine{g.size / shards()};
-      g.master = k == kPlain && shares_masters() ? slice(weights_[size_t(u.weights)].plain)
-                                                 : arenas[Memory::optimizer].alloc(options_.master, mine);
+      const Shape mine{g.size / shards(u)};
+      g.master = k == kPlain && shares_masters(u) ? slice(u, weights_[size_t(u.weights)].plain)
+                                                  : arenas[Memory::optimizer].alloc(options_.master, mine);
       if (options_.trains) {
         g.m = arenas[Memory::optimizer].alloc(options_.moment, mine);
         g.v = arenas[Memory::optimizer].alloc(options_.moment, mine);
-        g.grad = keeps_gradients() ? slice(grads_[size_t(u.grads)].whole[k])
-                                   : arenas[Memory::gradients].alloc(options_.grad, mine);
+        g.grad = keeps_gradients(u) ? slice(u, grads_[size_t(u.grads)].whole[k])
+                                    : arenas[Memory::gradients].alloc(options_.grad, mine);
       }
       if (k != kFp8) continue;
-      g.q = keeps_weights() ? slice(weights_[size_t(u.weights)].q) : arenas[Memory::weights].alloc(DType::e4m3, mine);
+      g.q =
+          keeps_weights(u) ? slice(u, weights_[size_t(u.weights)].q) : arenas[Memory::weights].alloc(DType::e4m3, mine);
     }
 }
 
@@ -170,6 +188,7 @@ void ParameterStore::zero(Stream& s) {
 void ParameterStore::draw(Stream& s, uint64_t seed) {
   for (Unit& u : units_)
     for (const Entry& e : u.entries) {
+      if (!e.here) continue;
       const Local l = local(u, e.segment, e.offset, e.shape.numel());
       const int64_t drawn = e.init.rows ? e.init.rows * e.shape[1] : e.shape.numel();
       const int64_t count = std::clamp<int64_t>(drawn - l.first, 0, l.master.numel());
@@ -180,23 +199,24 @@ void ParameterStore::draw(Stream& s, uint64_t seed) {
 void ParameterStore::publish(Stream& s, Masters masters) {
   if (!options_.delayed_weights) {
     if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
-    scales_.update(s, &shard_, {});                       // all ranks agree before any of them casts
+    scales_.update(s, &all_, {});                         // all ranks agree before any of them casts
   } else if (masters == Masters::stepped) {
-    scales_.update(s, &shard_, {});  // with the maxima that the casts before these measured
+    scales_.update(s, &all_, {});  // with the maxima that the casts before these measured
   } else if (scales_.size()) {
     fill_zero(s, scales_.state().amax);  // of weights that are gone
     measure_masters(s);
-    scales_.fit_cold(s, shard_);
+    scales_.fit_cold(s, all_);
     fill_zero(s, scales_.state().amax);  // the casts measure what they read
   }
   cast_slices(s);
-  if (masters == Masters::changed && keeps_weights() && !shares_masters())
+  if (masters == Masters::changed)
     for (Unit& u : units_)
-      if (const Segment& g = u.segments[kPlain]; g.size) convert(s, slice(weights_[size_t(u.weights)].plain), g.master);
+      if (const Segment& g = u.segments[kPlain]; g.size && keeps_weights(u) && !shares_masters(u))
+        convert(s, slice(u, weights_[size_t(u.weights)].plain), g.master);
   for (Weights& w : weights_) w.unit = -1;
-  evaluate_.unit = -1;
-  if (keeps_weights())
-    for (Unit& u : units_) start_gather(s, u, Use::backward);
+  for (Weights& w : evaluate_) w.unit = -1;
+  for (Unit& u : units_)
+    if (keeps_weights(u)) start_gather(s, u, Use::backward);
 }
 
 void ParameterStore::measure_masters(Stream& s) {
@@ -244,30 +264,29 @@ void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor cou
 }
 
 Stream& ParameterStore::beside(Stream& s) {
-  if (!overlaps()) return s;
   point_.record(s);
   point_.wait(side_);
   return side_;
 }
 
 void ParameterStore::start_gather(Stream& s, Unit& u, Use use) {
-  gather(beside(s), u, use);
-  if (!overlaps()) return;
+  gather(travels(u) ? beside(s) : s, u, use);
+  if (!travels(u)) return;
   Weights& w = weights_[size_t(u.weights)];
   w.ready = std::make_unique<Event>(side_.device());
   w.ready->record(side_);
 }
 
-void ParameterStore::all_gather(Stream& s, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine) {
+void ParameterStore::all_gather(Stream& s, Comm& shard, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine) {
   if (whole_and_mine.empty()) return;
-  if (shards() == 1) {
+  if (shard.size() == 1) {
     for (const auto& [whole, mine] : whole_and_mine)
       if (mine.data != whole.data) copy(s, whole, mine);
     return;
   }
-  shard_.begin_group();
-  for (const auto& [whole, mine] : whole_and_mine) shard_.all_gather(s, whole, mine);
-  shard_.end_group();
+  shard.begin_group();
+  for (const auto& [whole, mine] : whole_and_mine) shard.all_gather(s, whole, mine);
+  shard.end_group();
 }
 
 // The whole weights of a unit into its buffers. Those of the forward pass want transposing only for the backward one.
@@ -277,22 +296,22 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   const int index = int(&u - units_.data());
   const Segment &plain = u.segments[kPlain], &fp8 = u.segments[kFp8];
   const bool codes = fp8.size && w.q && !(use == Use::evaluate && !options_.evaluate_fp8);
-  if (w.unit != index || w.use != Use::forward || use != Use::backward || gathers_plain()) {
+  if (w.unit != index || w.use != Use::forward || use != Use::backward || gathers_plain(u)) {
     std::vector<std::pair<Tensor, Tensor>> pieces;
     if (plain.size) {
       const Tensor whole = w.plain.part(0, {plain.size});
-      if (!keeps_weights()) convert(s, slice(whole), plain.master);  // where kept, AdamW wrote the slice
-      pieces.emplace_back(whole, slice(whole));
+      if (!keeps_weights(u)) convert(s, slice(u, whole), plain.master);  // where kept, AdamW wrote the slice
+      pieces.emplace_back(whole, slice(u, whole));
     }
-    if (codes && !gathers_plain()) pieces.emplace_back(w.q.part(0, {fp8.size}), fp8.q);
+    if (codes && !gathers_plain(u)) pieces.emplace_back(w.q.part(0, {fp8.size}), fp8.q);
     if (fp8.size && w.q_plain) {
       const Tensor whole = w.q_plain.part(0, {fp8.size});
-      convert(s, slice(whole), fp8.master);
-      pieces.emplace_back(whole, slice(whole));
+      convert(s, slice(u, whole), fp8.master);
+      pieces.emplace_back(whole, slice(u, whole));
     }
-    all_gather(s, pieces);
+    all_gather(s, *u.holders.shard, pieces);
   }
-  if (codes && gathers_plain()) cast_gathered(s, u, use);
+  if (codes && gathers_plain(u)) cast_gathered(s, u, use);
   else if (codes && w.q_t && use == Use::backward)
     for (const Group& g : u.groups)
       if (const Param& p = g.param; p.forms.q_t)
@@ -305,11 +324,12 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
 void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
   const Weights& w = weights_[size_t(u.weights)];
   const Segment& fp8 = u.segments[kFp8];
-  const Tensor whole = (w.q_plain ? w.q_plain : evaluate_.q_plain).part(0, {fp8.size});
+  Weights& lent = evaluate_[lane(u)];
+  const Tensor whole = (w.q_plain ? w.q_plain : lent.q_plain).part(0, {fp8.size});
   if (!w.q_plain) {
-    evaluate_.unit = -1;  // its buffer is lent
-    convert(s, slice(whole), fp8.master);
-    shard_.all_gather(s, whole, slice(whole));
+    lent.unit = -1;
+    convert(s, slice(u, whole), fp8.master);
+    u.holders.shard->all_gather(s, whole, slice(u, whole));
   }
   for (const Group& g : u.groups) {
     const Param& p = g.param;
@@ -325,13 +345,13 @@ void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
 void ParameterStore::gather_plain_of_fp8(Stream& s, int unit) {
   Unit& u = units_[size_t(unit)];
   const Segment& fp8 = u.segments[kFp8];
-  if (!fp8.size || u.forms.plain || evaluate_.unit == unit) return;
-  CHECK(!evaluate_.leased, "one unit is evaluated at a time");
+  Weights& plain = evaluate_[lane(u)];
+  if (!fp8.size || u.forms.plain || plain.unit == unit) return;
   wait_for_gradients(s);  // the side stream may be using the buffer, and this collective follows its last one
-  const Tensor whole = evaluate_.q_plain.part(0, {fp8.size});
-  convert(s, slice(whole), fp8.master);
-  if (shards() > 1) shard_.all_gather(s, whole, slice(whole));
-  evaluate_.unit = unit;
+  const Tensor whole = plain.q_plain.part(0, {fp8.size});
+  convert(s, slice(u, whole), fp8.master);
+  if (shards(u) > 1) u.holders.shard->all_gather(s, whole, slice(u, whole));
+  plain.unit = unit;
 }
 
 void ParameterStore::prefetch(Stream& s, int unit, Use use) {
@@ -340,17 +360,18 @@ void ParameterStore::prefetch(Stream& s, int unit, Use use) {
   Weights& w = weights_[size_t(u.weights)];
   const bool covers = w.use == use || (w.use == Use::backward && use == Use::forward) ||
                       (use == Use::backward && w.use == Use::forward && !u.forms.q_t);
-  if (!(w.unit == unit && (keeps_weights() || covers))) start_gather(s, u, use);
+  if (!(w.unit == unit && (keeps_weights(u) || covers))) start_gather(s, u, use);
 }
 
 ParameterStore::Lease ParameterStore::acquire(Stream& s, int unit, Use use) {
   prefetch(s, unit, use);
-  if (use == Use::backward && !keeps_gradients()) open_gradients(s, unit);
-  Weights& w = weights_[size_t(units_[size_t(unit)].weights)];
+  const Unit& u = units_[size_t(unit)];
+  if (use == Use::backward && !keeps_gradients(u)) open_gradients(s, unit);
+  Weights& w = weights_[size_t(u.weights)];
   if (w.ready) w.ready->wait(s);
   w.ready.reset();
   if (use == Use::evaluate && !options_.evaluate_fp8) gather_plain_of_fp8(s, unit);
-  if (keeps_weights()) w.use = use;
+  if (keeps_weights(u)) w.use = use;
   return Lease(w.leased);
 }
 
@@ -358,7 +379,7 @@ Operand ParameterStore::value(const Param& p) const {
   const Weights& w = leased(p.unit);
   if (p.segment == Precision::plain) return {.plain = w.plain.part(p.offset, p.shape)};
   if (w.use == Use::evaluate && !options_.evaluate_fp8)
-    return {.plain = (w.q_plain ? w.q_plain : evaluate_.q_plain).part(p.offset, p.shape)};
+    return {.plain = (w.q_plain ? w.q_plain : evaluate_[lane(units_[size_t(p.unit)])].q_plain).part(p.offset, p.shape)};
   Operand v{.scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.frozen(p.slot)};
   if (p.forms.plain) v.plain = w.q_plain.part(p.offset, p.shape);
   if (p.forms.q) v.q = w.q.part(p.offset, p.shape);
@@ -375,12 +396,17 @@ const ParameterStore::Weights& ParameterStore::leased(int unit) const {
 
 ParameterStore::Local ParameterStore::local(const Unit& u, Precision precision, int64_t offset, int64_t count) const {
   const Segment& g = u.segments[size_t(precision)];
-  const int64_t n = g.master.numel(), start = shard_.rank() * n;
+  const int64_t n = g.master.numel(), start = u.holders.shard->rank() * n;
   const int64_t first = std::clamp(offset, start, start + n), last = std::clamp(offset + count, start, start + n);
   const auto view = [&](Tensor t) { return t ? t.part(first - start, {last - first}) : t; };
-  Local l{view(g.master), view(g.m), view(g.v), view(g.grad), {}, first - offset};
-  if (keeps_weights() && precision == Precision::plain) l.weights = view(slice(weights_[size_t(u.weights)].plain));
+  Local l{view(g.master), view(g.m), view(g.v), view(g.grad), {}, first - offset, counts(u)};
+  if (keeps_weights(u) && precision == Precision::plain) l.weights = view(slice(u, weights_[size_t(u.weights)].plain));
   return l;
+}
+ParameterStore::Local ParameterStore::nowhere() const {
+  const auto none = [](DType t) { return Tensor{nullptr, t, {0}}; };
+  const Tensor moment = options_.trains ? none(options_.moment) : Tensor{};
+  return {none(options_.master), moment, moment, none(options_.grad), {}, 0, false};
 }
 
 }  // namespace octet::BACKEND

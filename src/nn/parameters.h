@@ -10,6 +10,9 @@
 //   gradients        whole        whole        slice        slice    (2, 3: whole of the units under way, in turn)
 //   weights          whole        whole        whole        slice    (3: likewise)
 //
+// A layer's experts are a unit of their own, with groups of their own: they may be spread over ranks, and are then
+// dealt out among the ranks that hold the same ones.
+//
 // "whole" gradients are all-reduced (0) or reduce-scattered in place (1) after the last micro-batch, slices after each.
 #include <array>
 #include <string>
@@ -25,7 +28,14 @@ struct Init {  // N(mean, std^2); std 0 draws nothing
   int64_t rows = 0;  // of a matrix, those below are padding and zero; 0: none is
 };
 enum class Use : uint8_t { forward, backward, evaluate };
-enum class Residence : uint8_t { own, rotating };  // of a unit's whole weights and gradients where they are not kept
+// Of a unit's whole weights and gradients where they are not kept: buffers of its own, or two in turn. beside:
+// likewise, two others, as such a unit is in use at the same time as a rotating one.
+enum class Residence : uint8_t { own, rotating, beside };
+struct Holders {            // of a unit
+  Comm* shard = nullptr;    // among which its slices are dealt
+  Comm* replica = nullptr;  // those that hold the same slice, or null
+  int stride = 1;           // ranks r, r + stride, ... hold the same parameters
+};
 
 struct Param {
   int unit = -1;
@@ -39,7 +49,7 @@ struct Param {
 struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
-  int prefetch = 1;                 // units that may be gathered ahead, where whole weights are not kept
+  int prefetch = 1;  // units that may be gathered ahead, where whole weights are not kept
   // false (evaluation, generation): no gradients and moments, no random start; plain weights are their own masters
   bool trains = true;
   bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
@@ -62,17 +72,22 @@ class Arenas {  // one for each category of the memory plan
 class ParameterStore {
  public:
   // shard: the ranks among which slices are dealt; replica: the ranks that hold the same slice, or null. side: where
-  // collectives and what belongs to them run, beside the stream that computes.
-  ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&);
+  // collectives and what belongs to them run, beside the stream that computes. all: the ranks that hold everything
+  // together, if shard does not.
+  ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&, Comm* all = nullptr);
 
   struct Part {
     std::string name;
     Shape shape;
   };
-  int begin_unit(std::string name, Residence);
+  int begin_unit(std::string name, Residence, const Holders* = nullptr);  // its number; none: those of the store
+  int unit() const { return current_; }                                   // that add() adds to
+  void resume_unit(int unit) { current_ = unit; }
   // Several parts stand adjacent and are one matrix: one view, one product, one scale. FP8 forms put it in that
   // segment.
   Param add(const std::vector<Part>&, Init, Forms forms = {.plain = true});
+  void add_elsewhere(const std::vector<Part>&,
+                     Forms);  // the same where other ranks hold it: names and scales are all's
   void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: reserve, deal out, initialise
   void draw(Stream&, uint64_t seed);                        // the random start; publish() what changed
   enum class Masters { changed, stepped };  // by anything; by AdamW, which wrote maxima and plain slices too
@@ -105,7 +120,7 @@ class ParameterStore {
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
   int64_t count() const;  // parameters, without padding
-  int ranks() const { return shards() * (replica_ ? replica_->size() : 1); }
+  int ranks() const { return size_of_group(store_.shard) * size_of_group(store_.replica); }
   void sum_over_ranks(Stream&, Tensor);  // in place
   DelayedScaling& weight_scales() { return scales_; }
   // Where AdamW leaves a weight's maximum; null under delayed scaling, whose casts measure.
@@ -114,21 +129,22 @@ class ParameterStore {
   // The local slices. Views of padding are never given.
   struct Local {
     Tensor master, m, v, grad, weights;
-    int64_t first;
-  };  // first: index within the parameter or group
+    int64_t first;  // index within the parameter or group
+    bool counts;    // this rank is the first of those that hold the slice
+  };
   template <class F>
-  void for_each(F&& f) const {  // f(name, whole shape, Local); each part by itself
+  void for_each(F&& f) const {  // f(name, whole shape, Local); each part by itself, other ranks' as slices of nothing
     for (const Unit& u : units_)
-      for (const Entry& e : u.entries) f(e.name, e.shape, local(u, e.segment, e.offset, e.shape.numel()));
+      for (const Entry& e : u.entries)
+        f(e.name, e.shape, e.here ? local(u, e.segment, e.offset, e.shape.numel()) : nowhere());
   }
   template <class F>
-  void for_each_group(F&& f) const {  // f(name of the first part, Param, Local)
+  void for_each_group(F&& f) const {  // f(name of the first part, Param, Local); not other ranks'
     for (const Unit& u : units_)
       for (const Group& g : u.groups)
         f(g.name, g.param, local(u, g.param.segment, g.param.offset, g.param.shape.numel()));
   }
-  // f(name, tensor, hold): what ranks hold in common; waits in the stream until it is complete.
-  enum class Hold { every_rank, replicas };  // the same on all, or on those that hold the same slices
+  // f(name, tensor, stride): what ranks r, r + stride, ... hold in common; waits in the stream until it is complete.
   template <class F>
   void for_each_common(Stream&, F&& f);
   template <class F>
@@ -136,6 +152,12 @@ class ParameterStore {
     for (const Unit& u : units_)
       for (const Segment& g : u.segments)
         if (g.size) f(g.grad);
+  }
+  template <class F>
+  void for_each_gradient_once(F&& f) const {  // likewise, but of ranks that hold the same slice only on the first
+    for (const Unit& u : units_)
+      for (const Segment& g : u.segments)
+        if (g.size && counts(u)) f(g.grad);
   }
 
  private:
@@ -145,6 +167,7 @@ class ParameterStore {
     Init init;
     Precision segment;
     int64_t offset;
+    bool here = true;  // not on other ranks only
   };
   struct Group {
     std::string name;
@@ -157,6 +180,7 @@ class ParameterStore {
   struct Unit {
     std::string name;
     Residence residence;
+    Holders holders;
     std::array<Segment, 2> segments{};  // by Precision
     std::vector<Entry> entries{};
     std::vector<Group> groups{};
@@ -185,58 +209,67 @@ class ParameterStore {
   void start_gather(Stream&, Unit&, Use);
   void open_gradients(Stream&, int unit);  // zeroed whole gradients, where they are not kept
   void gather(Stream&, Unit&, Use);
-  bool overlaps() const { return shards() > 1 || (replica_ && replica_->size() > 1); }
   Stream& beside(Stream&);  // the side stream, from this point of the other on
   void gather_plain_of_fp8(Stream&, int unit);
-  void all_gather(Stream&, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine);
+  static void all_gather(Stream&, Comm& shard, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine);
   // f(tensor) for each in the type that gradients travel in, all as one group; what comes back is `kept` of them.
   template <class F, class Kept>
   void travelling(Stream&, Comm&, const std::vector<Tensor>&, F&& collective, Kept&& kept);
   const Weights& leased(int unit) const;
-  bool keeps_weights() const { return options_.zero_stage < 3 || shards() == 1; }
-  bool gathers_plain() const { return options_.gather_plain && shards() > 1; }
-  bool shares_masters() const { return !options_.trains && options_.master == options_.plain && keeps_weights(); }
-  bool keeps_gradients() const { return options_.zero_stage < 2 || shards() == 1; }
-  int shards() const { return shard_.size(); }
-  Local local(const Unit&, Precision, int64_t offset, int64_t count) const;
-  Tensor slice(Tensor whole) const {
-    const int64_t n = whole.numel() / shards();
-    return whole.part(shard_.rank() * n, {n});
+  static int size_of_group(const Comm* c) { return c ? c->size() : 1; }
+  static int shards(const Unit& u) { return size_of_group(u.holders.shard); }
+  static int replicas(const Unit& u) { return size_of_group(u.holders.replica); }
+  static bool travels(const Unit& u) { return shards(u) > 1 || replicas(u) > 1; }
+  static bool counts(const Unit& u) { return !u.holders.replica || u.holders.replica->rank() == 0; }
+  bool any_travels() const;
+  bool keeps_weights(const Unit& u) const { return options_.zero_stage < 3 || shards(u) == 1; }
+  bool gathers_plain(const Unit& u) const { return options_.gather_plain && shards(u) > 1; }
+  bool shares_masters(const Unit& u) const {
+    return !options_.trains && options_.master == options_.plain && keeps_weights(u);
   }
+  bool keeps_gradients(const Unit& u) const { return options_.zero_stage < 2 || shards(u) == 1; }
+  Local local(const Unit&, Precision, int64_t offset, int64_t count) const;
+  Local nowhere() const;
+  static Tensor slice(const Unit& u, Tensor whole) {
+    const int64_t n = whole.numel() / shards(u);
+    return whole.part(u.holders.shard->rank() * n, {n});
+  }
+  static size_t lane(const Unit& u) { return u.residence == Residence::beside; }  // units in use at once differ in it
 
   static constexpr int64_t kAlign = 128;  // elements: 128 bytes at least, whatever the type
-  Comm& shard_;
-  Comm* replica_;
+  Holders store_;                         // of units without any of their own
+  Comm& all_;
   Stream& side_;
   Event point_;
   ParameterOptions options_;
   DelayedScaling scales_;
   Tensor scale_inv_{};  // (slots,4): of the bytes in the FP8 slices
   std::vector<Unit> units_;
+  int current_ = -1;
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
-  Tensor stage_{};      // masters on their way through the plain type, some at a time
-  Tensor travel_{};     // gradients of a unit in the type they travel in, if another
-  Weights evaluate_{};  // plain form of one unit's FP8 segment at a time
+  Tensor stage_{};                     // masters on their way through the plain type, some at a time
+  Tensor travel_{};                    // gradients of a unit in the type they travel in, if another
+  std::array<Weights, 2> evaluate_{};  // by lane: plain form of one unit's FP8 segment at a time
 };
 
 template <class F>
 void ParameterStore::for_each_common(Stream& s, F&& f) {
   wait_for_gradients(s);  // what is gathered on the side stream, too
   for (const Unit& u : units_) {
-    const Weights* w = keeps_weights() ? &weights_[size_t(u.weights)] : nullptr;
+    const Weights* w = keeps_weights(u) ? &weights_[size_t(u.weights)] : nullptr;
     for (const Group& g : u.groups) {
       const Param& p = g.param;
       const bool plain = p.segment == Precision::plain;
-      if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), Hold::every_rank);
+      if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), u.holders.stride);
       const Local l = local(u, p.segment, p.offset, p.shape.numel());
-      if (!replica_ || replica_->size() == 1) continue;
+      if (replicas(u) == 1) continue;
       for (const auto& [what, t] :
            std::array<std::pair<const char*, Tensor>, 3>{{{".master", l.master}, {".m", l.m}, {".v", l.v}}})
-        if (t) f(g.name + what, t, Hold::replicas);
+        if (t) f(g.name + what, t, u.holders.stride * shards(u));
     }
   }
-  if (scales_.size()) f("FP8 scales of weights", scales_.state().scale, Hold::every_rank);
+  if (scales_.size()) f("FP8 scales of weights", scales_.state().scale, 1);
 }
 
 }  // namespace octet::BACKEND

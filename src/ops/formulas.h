@@ -85,6 +85,11 @@ constexpr float delayed_scale(const ScaleRule& r, float scale, float last, float
   return scale_of(r.largest, amax, r.power_of_2);
 }
 
+// Of a group's slots, ops.h: lend_scales. `stride` apart in the history, 4 in the scales.
+constexpr bool used_scale(const float* scale, const float* history, int64_t length, int64_t stride, int64_t slot) {
+  return length > 1 ? history[(length - 1) * stride + slot] != 0 : scale[4 * slot] != 1;
+}
+
 // ---- the optimizer step
 
 // bf16 rounded up with the probability of what lies below its last bit: `random16` < 2^16 is added there, then cut off.

@@ -50,6 +50,10 @@ void moe_sort(Stream&, const MoeRows&, Tensor expert /*(N,K) i32*/);
 // engine knows no choice: it deals out `assignments` (= N*K) evenly.
 std::vector<int64_t> moe_offsets(Stream&, int32_t* pinned, Tensor offset /*(E+1) i32*/, int64_t assignments);
 
+// The offsets of several ranks on their way to the host, in stream order, to `pinned` (ranks, E+1). Like moe_offsets,
+// the plan engine deals out `assignments`, of each rank, evenly.
+void moe_fetch_offsets(Stream&, int32_t* pinned, Tensor offset /*(ranks,E+1) i32*/, int64_t assignments);
+
 // y[r] = x[source[r] / K], zero where source[r] < 0
 void moe_gather(Stream&, Tensor y /*(R,C)*/, Tensor x /*(N,C)*/, Tensor source /*(R) i32*/, int64_t K);
 // y[n] = sum_k weight[n,k] * o[row[n,k]] [+ residual[n]], in the order of k; without weight: 1
@@ -66,11 +70,14 @@ void moe_add_sums(Stream&, Tensor sums /*(3,E) f64 +=*/, Tensor count /*(E) i32*
 // All layers together:  total = sum_l sums[l],  load[l] += sums[l,0],
 //   losses[0] += balance * sum_e total[0,e] * total[1,e];  losses[1] += z * total[2,0]
 // balance = E / (L*N)^2 gives the balancing loss of transformers (Fedus et al. 2021, arXiv:2101.03961, for K experts a
-// token): E * sum_e (share of tokens that chose e) * (mean probability of e), K where everything is balanced. z =
+// token): E * sum_e (share of tokens that chose e) * (mean probability of e), K where everything is balanced.
+// by_layer: losses[0] += balance * sum_l sum_e sums[l,0,e] * sums[l,1,e] instead; balance = E / (L*N^2) gives the mean
+// over layers of each one's own balancing loss. z =
 // 1/(L*N) gives the mean square of lse, the z-loss (Zoph et al. 2022, arXiv:2202.08906).
 struct MoeLosses {
   Tensor losses /*(2) f64 +=, or none*/, total /*(3,E) f64*/, load /*(L,E) f64 +=*/, sums /*(L,3,E) f64*/;
   double balance = 0, z = 0;
+  bool by_layer = false;
 };
 void moe_losses(Stream&, const MoeLosses&);
 

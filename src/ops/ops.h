@@ -176,6 +176,10 @@ struct ScaleState {
   bool rescale = true;  // false: only the history moves (fp8.interval)
 };
 void update_scales(Stream&, const ScaleState&, Tensor state /*StepState, or none*/);
+// groups[g] = {first slot, their number}: a slot that was never used takes the smallest scale of those of its group
+// that were. Used is what has a newest maximum in its history; a history of one row keeps none, and there a scale that
+// is not 1 tells.
+void lend_scales(Stream&, const ScaleState&, Tensor groups /*(G,2) i32*/);
 // *scale = largest / amax where 0 < amax < inf, else 1: the scale of a first cast, local to it
 void current_scale(Stream&, float* scale, const uint32_t* amax, float largest, bool power_of_2);
 

@@ -51,6 +51,7 @@ std::string line_of(const std::string& layer, const LinearRecipe& r, const char*
 Recipe make_recipe(const RunConfig& c) {
   Recipe recipe;
   recipe.gradient_format = c.fp8.format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
+  recipe.per_expert_scales = c.fp8.moe_per_expert_scales;
   recipe.evaluate_fp8 = c.fp8.enabled && c.fp8.eval;
   recipe.report->push_back(
       line_of("lm_head", {.reason = "never in FP8"}, name_of(c.precision.param_dtype), DType::e4m3));

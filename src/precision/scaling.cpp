@@ -43,6 +43,10 @@ void DelayedScaling::materialise(Stream& s, Arena& memory) {
     copy_to_device(s, largest_scale_.data, largest_scale.data(), largest_scale_.bytes());
     s.synchronize();
   }
+  if (!alike_.empty()) {
+    groups_ = memory.alloc(DType::i32, {int64_t(alike_.size()) / 2, 2});
+    copy_to_device(s, groups_.data, alike_.data(), groups_.bytes());
+  }
   s.synchronize();  // the host vectors end here
 }
 
@@ -58,6 +62,7 @@ void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
   if (group) group->all_reduce(s, state_.amax, Reduce::max);
   state_.rescale = updates_ % options_.interval == 0;
   update_scales(s, state_, state);
+  if (groups_) lend_scales(s, state_, groups_);
   cold_.assign(cold_.size(), 0);
   ++updates_;
 }

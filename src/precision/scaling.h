@@ -27,7 +27,10 @@ class DelayedScaling {
  public:
   explicit DelayedScaling(const ScalingOptions& options) : options_(options) {}
   int add(std::string name, DType format);  // the only mention of a scale; returns the slot's number
-  void materialise(Stream&, Arena&);        // after the model is built
+  // Slots [first, first + count) are of tensors that are alike, as those of a layer's experts are. One that is first
+  // used after others, when only the device knows that it has no history, casts with the smallest of their scales.
+  void alike(int first, int count) { alike_.insert(alike_.end(), {first, count}); }
+  void materialise(Stream&, Arena&);  // after the model is built
   // Once a micro-batch (or step), after its backward; every rank of `group` calls it. state: the step's, or none.
   void update(Stream&, Comm* group, Tensor state);
 
@@ -74,6 +77,8 @@ class DelayedScaling {
   ScalingOptions options_;
   std::vector<std::string> names_;
   std::vector<DType> formats_;
+  std::vector<int32_t> alike_;  // first and count of each group
+  Tensor groups_{};             // the same on the device
   ScaleState state_{};
   std::vector<char> cold_;  // no history yet
   int64_t updates_ = 0;

@@ -52,27 +52,26 @@ std::string parties(const std::map<int, uint64_t>& hashes) {
 
 struct Common {
   std::string name;
-  ParameterStore::Hold hold;
+  int stride;  // ranks r, r + stride, ... must agree
 };
 }  // namespace
 
 void check_agreement(Session& s) {
   std::vector<Common> things;
   std::vector<uint64_t> mine;
-  const auto add = [&](const std::string& name, Tensor t, ParameterStore::Hold hold) {
-    things.push_back({name, hold});
+  const auto add = [&](const std::string& name, Tensor t, int stride) {
+    things.push_back({name, stride});
     mine.push_back(hash_of(s.stream, t));
     ++s.pulse;
   };
   s.params.for_each_common(s.stream, add);
-  if (s.scaling.size() && s.amax_group() == s.world.get())
-    add("FP8 scales of activations", s.scaling.state().scale, ParameterStore::Hold::every_rank);
+  if (s.scaling.size() && s.amax_group() == s.world.get()) add("FP8 scales of activations", s.scaling.state().scale, 1);
 
-  const size_t R = size_t(s.host.size()), degree = size_t(s.shard->size());
+  const size_t R = size_t(s.host.size());
   std::vector<uint64_t> all(R * mine.size());
   s.host.all_gather(all.data(), mine.data(), mine.size() * sizeof(uint64_t));
   for (size_t i = 0; i < things.size(); ++i) {
-    const size_t apart = things[i].hold == ParameterStore::Hold::replicas ? degree : 1;  // ranks that must agree
+    const size_t apart = size_t(things[i].stride);
     for (size_t first = 0; first < apart; ++first) {
       std::map<int, uint64_t> hashes;
       for (size_t r = first; r < R; r += apart) hashes[int(r)] = all[r * mine.size() + i];

@@ -28,18 +28,18 @@ uint64_t whole_number(const std::string& text, const std::string& where) {
 
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
-// f(name in the file, tensor name, shape, local slice, first)
+// f(name in the file, tensor name, shape, local slice, first, whether this rank is to write it)
 template <class F>
 void for_each_moment(const ParameterStore& params, F&& f) {
   params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
-    f(name + ".m", NamedShape{name, shape}, l.m, l.first);
-    f(name + ".v", NamedShape{name, shape}, l.v, l.first);
+    f(name + ".m", NamedShape{name, shape}, l.m, l.first, l.counts);
+    f(name + ".v", NamedShape{name, shape}, l.v, l.first, l.counts);
   });
 }
 template <class F>
 void for_each_master(const ParameterStore& params, F&& f) {
   params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
-    f(name, NamedShape{name, shape}, l.master, l.first);
+    f(name, NamedShape{name, shape}, l.master, l.first, l.counts);
   });
 }
 
@@ -49,27 +49,25 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
                   ForEach&& for_each) {
   const HfLayout layout = layout_of(s.config.model);
   std::vector<StoredTensor> tensors;
-  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t) {
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
     tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
   });
   const bool creates = s.host.rank() == 0;
   if (!creates) s.host.barrier();
   SafetensorsWriter writer(path, tensors, metadata, creates ? WriterRole::create : WriterRole::join);
   if (creates) s.host.barrier();
-  if (s.shard->rank() == s.host.rank()) {  // of replicas, the first writes
-    std::vector<std::byte> bytes;
-    for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
-      const int64_t count = stored_count(ours, layout, first, t.numel());
-      for (int64_t i = 0; i < count; i += kChunk) {
-        const Tensor part = t.part(i, {std::min(kChunk, count - i)});
-        bytes.resize(part.bytes());
-        copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
-        s.stream.synchronize();
-        writer.write_bytes(stored, first + i, bytes);
-        ++s.pulse;
-      }
-    });
-  }
+  std::vector<std::byte> bytes;
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
+    const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;
+    for (int64_t i = 0; i < count; i += kChunk) {
+      const Tensor part = t.part(i, {std::min(kChunk, count - i)});
+      bytes.resize(part.bytes());
+      copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
+      s.stream.synchronize();
+      writer.write_bytes(stored, first + i, bytes);
+      ++s.pulse;
+    }
+  });
   writer.close();
 }
 
@@ -303,12 +301,12 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
 
   const SafetensorsModel model(folder / "model.safetensors");
   check_names(names_of(s.params), model, layout_of(s.config.model));
-  for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+  for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool) {
     read_slice(s, model, stored, ours, t, first);
   });
   if (fs::exists(folder / "optimizer.safetensors")) {
     const SafetensorsModel moments(folder / "optimizer.safetensors");
-    for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first) {
+    for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool) {
       read_slice(s, moments, stored, ours, t, first);
     });
   }

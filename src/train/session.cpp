@@ -131,16 +131,18 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
                                   : nullptr),
       replica(replica_host_ ? make_comm(device, *replica_host_) : nullptr),
       shard(own_shard ? own_shard.get() : world.get()),
+      experts(config, device, host, degree_),
       recipe(make_recipe(config)),
       scaling(activation_scaling(config)),
-      params(*shard, replica.get(), side, parameter_options(config, purpose)),
-      model({params, scaling, recipe}, config.model,
+      params(*shard, replica.get(), side, parameter_options(config, purpose),
+             config.parallel.expert_parallel > degree_ ? experts.group() : nullptr),
+      model({params, scaling, recipe, experts.ranks()}, config.model,
             {.recompute_blocks = config.memory.recompute_blocks,
              .max_tokens = config.training.seq_len,
              .head_chunk = config.memory.head_chunk,
              .buffers = config.precision.buffer_dtype}) {
   for (Memory m : {Memory::weights, Memory::gradients, Memory::communication})
-    for (Comm* c : {own_shard.get(), replica.get()})
+    for (Comm* c : {own_shard.get(), replica.get(), experts.ranks().holders.shard, experts.ranks().holders.replica})
       if (const Arena& a = arenas[m]; config.parallel.nccl_register && c && a.capacity())
         c->register_memory(a.base(), a.capacity());
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;

@@ -6,6 +6,7 @@
 #include "data/loader.h"
 #include "host/engine.h"
 #include "models/model.h"
+#include "train/expert_groups.h"
 
 namespace octet::BACKEND {
 
@@ -45,7 +46,8 @@ class Session {
 
  public:
   std::unique_ptr<Comm> world, own_shard, replica;  // replica: ranks that hold the same slices; null if alone
-  Comm* shard;                    // ranks that share slices out; apart from world, whose scalars overtake
+  Comm* shard;  // ranks that share slices out; apart from world, whose scalars overtake
+  ExpertGroups experts;
   std::atomic<int64_t> pulse{0};  // grows with whatever is progress, for who watches from another thread
   Recipe recipe;
   DelayedScaling scaling;

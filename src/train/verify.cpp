@@ -195,6 +195,7 @@ void check_final_norms(Session& s, Host& host, const json& norms, Report& report
   std::map<std::string, double> squares;
   s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
     double& sum = squares[transformers_slice(name, shape.numel()).name];
+    if (!l.counts) return;  // of ranks that hold the same slices, the first
     for (double v : to_host(s.stream, l.master)) sum += v * v;
   });
   for (const auto& [name, mine] : squares) {
@@ -202,8 +203,8 @@ void check_final_norms(Session& s, Host& host, const json& norms, Report& report
     if (found == norms.end() || is_noise(name, s.config)) continue;
     std::vector<double> all(size_t(host.size()));
     host.all_gather(all.data(), &mine, sizeof mine);
-    double total = 0;  // replicas hold the same slices: each counts once
-    for (int r = 0; r < s.shard->size(); ++r) total += all[size_t(r)];
+    double total = 0;
+    for (double part : all) total += part;
     report.scalar("final norm " + name, std::sqrt(total), *found, 1e-5, 1e-2);
   }
 }

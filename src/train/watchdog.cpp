@@ -73,15 +73,19 @@ void Watchdog::run() {
   }
 }
 
-std::array<Watchdog::Group, 3> Watchdog::groups() const {
+std::array<Watchdog::Group, 6> Watchdog::groups() const {
+  const ExpertRanks experts = session_->experts.ranks();
   return {{{"all ranks", session_->world.get()},
            {"the ranks that shard", session_->own_shard.get()},
-           {"the ranks that replicate", session_->replica.get()}}};
+           {"the ranks that replicate", session_->replica.get()},
+           {"the ranks that hold a layer's experts together", experts.group},
+           {"the ranks that shard experts", experts.holders.shard},
+           {"the ranks that replicate experts", experts.holders.replica}}};
 }
 
 std::string Watchdog::under_way() const {
   std::string text;
-  for (const auto& [name, comm] : session_ ? groups() : std::array<Group, 3>{})
+  for (const auto& [name, comm] : session_ ? groups() : std::array<Group, 6>{})
     if (const std::string what = comm ? comm->under_way() : ""; !what.empty())
       text += concat(text.empty() ? ", waiting in: " : ", ", what, " among ", name);
   if (const char* what = host_.under_way(); what && text.empty())

@@ -39,7 +39,7 @@ class Watchdog {
     const char* name = "";
     Comm* comm = nullptr;
   };
-  std::array<Group, 3> groups() const;  // of the session
+  std::array<Group, 6> groups() const;  // of the session
   std::string under_way() const;        // ", waiting in: all-gather of 1.5 MiB among all ranks"
   [[noreturn]] void end_job(const std::string& why) const;
 

@@ -203,6 +203,7 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
          "fp8.enabled: training.micro_batch_size times training.seq_len (250 tokens) is no multiple of 16");
   expect({"fp8.enabled=true", "fp8.bf16_first_layers=2", "fp8.bf16_last_layers=2"},
          "fp8.bf16_first_layers (2) and fp8.bf16_last_layers (2) leave none of the 4 blocks in FP8");
+  expect({"fp8.moe_per_expert_scales=true"}, "fp8.moe_per_expert_scales: the model has no experts");
   expect({"parallel.expert_parallel=2"}, "parallel.expert_parallel (2): the model has no experts");
   expect({"parallel.shard_degree=3"}, "parallel.shard_degree (3) does not divide the 4 ranks of the run", 4);
   expect({"memory.recompute_blocks=5"}, "memory.recompute_blocks (5) is more than the model's 4 blocks");

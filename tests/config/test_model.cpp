@@ -159,6 +159,7 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   expect(R"({"attention_dropout": 0.1})", "attention_dropout: 0.1 is not supported: there is no dropout");
   expect(R"({"partial_rotary_factor": 0.5})", "rotary_pct: 0.5 is for gpt_neox only");
   expect(R"({"num_local_experts": 4})", "num_local_experts: 4 is for mixtral only; this model is llama");
+  expect(R"({"router_aux_loss_per_layer": true})", "router_aux_loss_per_layer: true is for mixtral only");
   expect(R"({"num_key_value_heads": 3})", "num_key_value_heads: 3 does not divide num_attention_heads (2)");
   expect(R"({"num_attention_heads": 3})", "hidden_size: 32 is no multiple of num_attention_heads (3); give head_dim");
   expect(R"({"head_dim": 15})", "head_dim: 15 is odd");

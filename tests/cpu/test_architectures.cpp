@@ -26,6 +26,10 @@ std::vector<Run> all_runs() {
   std::vector<Run> all;
   for (const Kind& kind : kKinds)
     for (const Format& format : all_formats()) all.push_back({kind, format});
+  all.push_back({kKinds[1],
+                 {"fp8_per_expert",
+                  {"precision.param_dtype=bf16", "fp8.enabled=true", "fp8.amax_history_len=4",
+                   "fp8.moe_per_expert_scales=true"}}});
   return all;
 }
 

@@ -106,7 +106,7 @@ std::vector<std::vector<float>> scales_of_ranks(int ranks, const Changes& change
                                    changes)),
                   host);
     t.run(1);
-    t.session.params.for_each_common(t.session.stream, [&](const std::string& name, Tensor x, ParameterStore::Hold) {
+    t.session.params.for_each_common(t.session.stream, [&](const std::string& name, Tensor x, int) {
       if (!name.ends_with("layernorm.weight")) return;
       for (int64_t i = 0; i < x.numel(); ++i)
         x.ptr<bf16>()[i] = bf16(float(x.ptr<bf16>()[i]) * std::pow(10.f, float(host.rank())));

@@ -45,7 +45,7 @@ class MoeLab {
   // <dy, y> + coefficient * (balancing loss + z-loss / 2); with its gradients.
   double run(double coefficient = 0) {
     params_.publish(stream_, ParameterStore::Masters::changed);
-    const auto lease = params_.acquire(stream_, 0, Use::backward);
+    const auto lease = params_.acquire(stream_, 0, Use::backward), experts = params_.acquire(stream_, 1, Use::backward);
     params_.zero_gradients(stream_);
     arenas_[Memory::saved].reset(), arenas_[Memory::scratch].reset();
     fill_zero(stream_, sums_);
@@ -288,8 +288,9 @@ RunConfig mixtral(const std::vector<std::string>& changes = {}) {
 }  // namespace
 
 TEST(Mixtral, TheWholeModelDifferentiates) {
-  for (const char* blocks : {"0", "1"}) {
-    WholeModel m(mixtral({concat("memory.recompute_blocks=", blocks)}));
+  for (const auto& [blocks, per_layer] : {std::pair{0, "false"}, {1, "true"}}) {
+    WholeModel m(
+        mixtral({concat("memory.recompute_blocks=", blocks), concat("model.router_aux_loss_per_layer=", per_layer)}));
     m.freeze_choice();
     m.expect_derivatives(
         [&] {
@@ -298,6 +299,42 @@ TEST(Mixtral, TheWholeModelDifferentiates) {
         },
         {.samples = 8});
   }
+}
+
+// As Fedus et al. have it, for K experts a token: E sum_e f_e P_e of a layer, f_e the choices of e by token, P_e the
+// mean probability; or f and P of all layers' tokens together.
+TEST(Mixtral, TheBalancingLossIsOfAllLayersTogetherOrTheMeanOfEachOnesOwn) {
+  std::vector<double> found;
+  for (const bool per_layer : {false, true}) {
+    WholeModel m(mixtral({concat("model.router_aux_loss_per_layer=", per_layer ? "true" : "false")}));
+    m.freeze_choice();
+    constexpr size_t L = 2, E = 5, K = 2;
+    const std::vector<double>& logits = m.router_logits();
+    const size_t N = logits.size() / (L * E);
+    double by_layer = 0, together = 0, f_all[E] = {}, p_all[E] = {};
+    for (size_t l = 0; l < L; ++l) {
+      double f[E] = {}, p[E] = {};
+      for (size_t n = 0; n < N; ++n) {
+        const double* x = &logits[(l * N + n) * E];
+        double sum = 0;
+        for (size_t e = 0; e < E; ++e) sum += std::exp(x[e]);
+        for (size_t e = 0; e < E; ++e) {
+          p[e] += std::exp(x[e]) / sum / double(N);
+          size_t better = 0;
+          for (size_t other = 0; other < E; ++other) better += x[other] > x[e] || (x[other] == x[e] && other < e);
+          f[e] += better < K ? 1. / double(N) : 0;
+        }
+      }
+      for (size_t e = 0; e < E; ++e) {
+        by_layer += double(E) * f[e] * p[e] / double(L);
+        f_all[e] += f[e] / double(L), p_all[e] += p[e] / double(L);
+      }
+    }
+    for (size_t e = 0; e < E; ++e) together += double(E) * f_all[e] * p_all[e];
+    EXPECT_NEAR(m.balance(), per_layer ? by_layer : together, 1e-12);
+    found.push_back(m.balance());
+  }
+  EXPECT_GT(std::abs(found[0] - found[1]), 1e-6);
 }
 
 TEST(Mixtral, RecomputingBlocksChangesNoBit) {

@@ -34,7 +34,7 @@ inline RunConfig tiny_config(const Changes& changes = {}) {
 }
 
 inline PlanResult plan_of(const RunConfig& config, int ranks) {
-  return planner_for(target_of(cpu::engine(), config), ranks)(config);
+  return planner_for(target_of(BACKEND::engine(), config), ranks)(config);
 }
 
 inline int64_t count_valid(const std::vector<int32_t>& targets) {

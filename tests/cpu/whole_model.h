@@ -57,6 +57,8 @@ class WholeModel {
   }
   double balance() const { return losses_[0]; }  // of the last train(): the auxiliary losses of routers
   double z() const { return losses_[1]; }
+  // (L,N,E): the routers' logits when the choice was frozen
+  const std::vector<double>& router_logits() const { return choice_; }
   void freeze_choice() {  // every token keeps the experts that it has now
     choice_.clear();
     train();

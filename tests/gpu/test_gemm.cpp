@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "gpu/machine.h"
+#include "ops/gpu/gemm_plain.h"
 #include "ops/tune.h"
 
 namespace octet::gpu {
@@ -67,7 +68,7 @@ class Fp8Gemm : public GpuGemm {
 
 struct Form {
   DType factors, d;
-  bool a_transposed, b_transposed, accumulate, residual, bias;
+  bool a_transposed = false, b_transposed = false, accumulate = false, residual = false, bias = false;
 };
 
 std::vector<Form> every_form() {
@@ -80,8 +81,10 @@ std::vector<Form> every_form() {
   return all;
 }
 
+enum class By { gemm, plain_product };
+
 // Largest error of any element, against the bound of its own sum: 1 is the bound.
-double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset) {
+double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset, By by = By::gemm) {
   const auto [M, N, K] = size;
   const Values a = rounded(normals(M * K, 1), f.factors), b = rounded(normals(N * K, 2), f.factors);
   const Values old = rounded(normals(M * N, 3), f.d), residual = rounded(normals(M * N, 4), f.d);
@@ -96,7 +99,8 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
              .accumulate = f.accumulate};
   if (f.residual) g.residual = m.upload(f.d, {M, N}, residual, offset);
   if (f.bias) g.bias = m.upload(f.factors, {N}, bias, offset);
-  gemm(m.stream, g);
+  if (by == By::gemm) gemm(m.stream, g);
+  else plain_product(m.stream, g, g.residual);
   const Values y = m.download(g.d), exact = product(a, b, M, N, K);
   Values absolute_a(a), absolute_b(b);
   for (double& x : absolute_a) x = std::abs(x);
@@ -133,6 +137,34 @@ TEST_F(GpuGemm, IsTheProductInEveryFormAndSize) {
 TEST_F(GpuGemm, TakesViewsThatAreAlignedToOneElement) {
   for (const Form& f : every_form())
     EXPECT_LE(worst(*machine, f, {80, 96, 64}, 1), 1) << name_of(f.factors) << " to " << name_of(f.d);
+}
+
+// Where the library has no kernel. It adds one matrix, and no bias.
+TEST_F(GpuGemm, ThePlainProductIsTheProductToo) {
+  for (const std::array<int64_t, 3>& size : {std::array<int64_t, 3>{17, 80, 333}, {333, 5, 80}, {3, 64, 500}})
+    for (const Form& f : every_form())
+      if (!f.bias && !(f.accumulate && f.residual)) {
+        EXPECT_LE(worst(*machine, f, size, 1, By::plain_product), 1)
+            << size[0] << "x" << size[1] << "x" << size[2] << " " << name_of(f.factors) << " to " << name_of(f.d);
+      }
+}
+
+// A router's three products with an odd number of experts: logits, the gradient of x, that of the weight.
+TEST_F(GpuGemm, RoutersMayHaveAnyNumberOfExperts) {
+  for (const int64_t E : {3, 5, 7}) {
+    constexpr int64_t N = 512, C = 1024;
+    EXPECT_LE(worst(*machine, {.factors = DType::bf16, .d = DType::f32}, {N, E, C}, 0), 1) << E;
+    EXPECT_LE(worst(*machine, {.factors = DType::bf16, .d = DType::bf16, .b_transposed = true, .accumulate = true},
+                    {N, C, E}, 0),
+              1)
+        << E;
+    EXPECT_LE(
+        worst(*machine,
+              {.factors = DType::bf16, .d = DType::f32, .a_transposed = true, .b_transposed = true, .accumulate = true},
+              {E, C, N}, 0),
+        1)
+        << E;
+  }
 }
 
 TEST_F(GpuGemm, OfNothingIsWhatIsAdded) {

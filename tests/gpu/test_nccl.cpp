@@ -105,6 +105,30 @@ TEST_F(Nccl, MaximaAndCopies) {
   });
 }
 
+// Rows in two pieces to the other rank, in one to oneself; then nothing at all.
+TEST_F(Nccl, RowsGoWhereTheyAreSent) {
+  run_ranks(2, [](Host& host) {
+    Rank r(host);
+    constexpr int64_t kColumns = 24;
+    const int me = host.rank(), other = 1 - me;
+    const Tensor from = r.to_device(values<float>(me, 10 * kColumns)).as(DType::f32, {10, kColumns});
+    const Tensor to = r.to_device(std::vector<float>(10 * kColumns, -1)).as(DType::f32, {10, kColumns});
+    r.comm->all_to_all(r.s, to, {{other, 0, 3}, {me, 3, 2}, {other, 6, 1}}, from,
+                       {{0, 1, me == 0 ? 2 : 3}, {1, 4, me == 1 ? 2 : 3}, {other, 9, 1}});
+    auto want = std::vector<float>(10 * kColumns, -1);
+    const auto put = [&](int64_t at, int rank, int64_t first, int64_t rows) {
+      const auto v = values<float>(rank, 10 * kColumns);
+      std::copy_n(v.begin() + first * kColumns, rows * kColumns, want.begin() + at * kColumns);
+    };
+    put(0, other, me == 0 ? 1 : 4, 3);
+    put(3, me, me == 0 ? 1 : 4, 2);
+    put(6, other, 9, 1);
+    ASSERT_EQ(r.to_host<float>(to), want);
+    r.comm->all_to_all(r.s, to, {}, from, {});
+    ASSERT_EQ(r.to_host<float>(to), want);
+  });
+}
+
 TEST_F(Nccl, FailingRankEndsTheOther) {
   const auto body = [](Host& host) {
     Rank r(host);

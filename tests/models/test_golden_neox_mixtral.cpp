@@ -46,6 +46,14 @@ TEST_P(Mixtral, AgreesOnRanksAndWithRecomputation) {
     expect_agreement(
         verify(GetParam(), "fp32", {concat("parallel.zero_stage=", stage), "memory.recompute_blocks=1"}, 2), 60);
 }
+TEST_P(Mixtral, AgreesWithExpertsSpreadOverRanks) {
+  for (const char* stage : {"1", "3"})
+    expect_agreement(verify(GetParam(), "fp32",
+                            {"parallel.expert_parallel=2", concat("parallel.zero_stage=", stage),
+                             "parallel.expert_buffer=1", "memory.recompute_blocks=1"},
+                            2),
+                     60);
+}
 INSTANTIATE_TEST_SUITE_P(Golden, Mixtral, testing::Values("mixtral-8x2", "mixtral-4x1"));
 INSTANTIATE_TEST_SUITE_P(Golden, Neox, testing::Values("neox-parallel", "neox-sequential"));
 

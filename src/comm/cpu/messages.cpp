@@ -40,6 +40,11 @@ class MessageComm final : public Comm {
     const Underway here(under_way_, "broadcast", t);
     host_.broadcast(t.data, t.bytes(), root);
   }
+  void all_to_all(Stream&, Tensor to, const std::vector<Piece>& receives, Tensor from,
+                  const std::vector<Piece>& sends) override {
+    const Underway here(under_way_, "all-to-all", from);
+    host_.exchange(parts_of(to, receives), parts_of(from, sends));
+  }
   std::string under_way() override {
     const char* name = under_way_.name;
     return name ? concat(name, " of ", human_bytes(double(under_way_.bytes))) : "";

@@ -42,6 +42,15 @@ void reduce_in_order(Tensor out, const std::vector<Tensor>& parts, Reduce op) {
   });
 }
 
+std::vector<Host::Part> parts_of(Tensor t, const std::vector<Piece>& pieces) {
+  std::vector<Host::Part> parts;
+  for (const Piece& p : pieces) {
+    const Tensor rows = t.row_range(p.first, p.rows);
+    parts.push_back({p.rank, rows.data, rows.bytes()});
+  }
+  return parts;
+}
+
 std::unique_ptr<Comm> make_comm(Device&, Host& host) {
   return host.shares_memory() ? make_shared_memory_comm(host) : make_message_comm(host);
 }

@@ -10,6 +10,9 @@ namespace octet::BACKEND {
 std::unique_ptr<Comm> make_shared_memory_comm(Host&);  // reads the others' tensors where they are
 std::unique_ptr<Comm> make_message_comm(Host&);        // sends bytes
 
+// What host.exchange() moves.
+std::vector<Host::Part> parts_of(Tensor, const std::vector<Piece>&);
+
 // out[i] = parts[0][i] op parts[1][i] op ...; out may be one of the parts. bf16 is summed in fp32 and rounded once.
 void reduce_in_order(Tensor out, const std::vector<Tensor>& parts, Reduce op);
 

@@ -103,6 +103,21 @@ class NcclComm final : public Comm {
       NCCL_CHECK(ncclBroadcast(t.data, t.data, t.bytes(), ncclUint8, root, c, on), c);
     });
   }
+  void all_to_all(Stream& s, Tensor to, const std::vector<Piece>& receives, Tensor from,
+                  const std::vector<Piece>& sends) override {
+    issue(s, Kernel::all_to_all, from, [&](ncclComm_t c, cudaStream_t on) {
+      NCCL_CHECK(ncclGroupStart(), c);
+      for (const Piece& p : sends) {
+        const Tensor rows = from.row_range(p.first, p.rows);
+        NCCL_CHECK(ncclSend(rows.data, rows.bytes(), ncclUint8, p.rank, c, on), c);
+      }
+      for (const Piece& p : receives) {
+        const Tensor rows = to.row_range(p.first, p.rows);
+        NCCL_CHECK(ncclRecv(rows.data, rows.bytes(), ncclUint8, p.rank, c, on), c);
+      }
+      NCCL_CHECK(ncclGroupEnd(), c);
+    });
+  }
   void register_memory(void* p, size_t bytes) override {
     registered_.push_back(nullptr);
     NCCL_CHECK(ncclCommRegister(comm(), p, bytes, &registered_.back()), comm_);

@@ -24,6 +24,12 @@ class CountingComm final : public Comm {
   void broadcast(Stream& s, Tensor t, int) override {
     count(s, Kernel::all_gather, 0, size() > 1 ? double(t.bytes()) : 0);
   }
+  void all_to_all(Stream& s, Tensor, const std::vector<Piece>&, Tensor from, const std::vector<Piece>& sends) override {
+    int64_t rows = 0;
+    for (const Piece& p : sends)
+      if (p.rank != rank()) rows += p.rows;
+    count(s, Kernel::all_to_all, 0, double(from.row_range(0, rows).bytes()));
+  }
 
  private:
   Host& host_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "base/rng.h"
@@ -102,6 +103,10 @@ std::vector<int64_t> moe_offsets(Stream&, int32_t*, Tensor offset, int64_t) {
   return {o, o + offset.numel()};
 }
 
+void moe_fetch_offsets(Stream&, int32_t* pinned, Tensor offset, int64_t) {
+  std::memcpy(pinned, offset.data, offset.bytes());
+}
+
 void moe_gather(Stream&, Tensor y, Tensor x, Tensor source, int64_t K) {
   const int64_t R = y.rows(), C = y.cols();
   CHECK(source.numel() == R && x.cols() == C && x.dtype == y.dtype, y.shape, " of ", x.shape);
@@ -197,7 +202,12 @@ void moe_losses(Stream&, const MoeLosses& m) {
     for (int64_t e = 0; e < E; ++e) load[l * E + e] += sums[l * 3 * E + e];
   }
   if (!m.losses) return;
-  m.losses.ptr<double>()[0] += m.balance * std::inner_product(total, total + E, total + E, 0.);
+  double balance = 0;
+  for (int64_t l = 0; l < (m.by_layer ? L : 1); ++l) {
+    const double* of = m.by_layer ? sums + l * 3 * E : total;
+    balance = std::inner_product(of, of + E, of + E, balance);
+  }
+  m.losses.ptr<double>()[0] += m.balance * balance;
   m.losses.ptr<double>()[1] += m.z * total[2 * E];
 }
 

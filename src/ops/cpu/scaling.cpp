@@ -1,4 +1,6 @@
 // Delayed scaling: the rule of formulas.h over all slots, and the scale of a first cast.
+#include <algorithm>
+
 #include "ops/formulas.h"
 #include "ops/ops.h"
 
@@ -22,6 +24,21 @@ void update_scales(Stream&, const ScaleState& s, Tensor state) {
     amax[i] = 0;
   }
   if (state) static_cast<StepState*>(state.data)->nonfinite_casts += found;
+}
+
+void lend_scales(Stream&, const ScaleState& s, Tensor groups) {
+  const int64_t S = s.amax.numel(), L = s.history.rows();
+  float* scale = s.scale.ptr<float>();
+  const float* history = s.history.ptr<float>();
+  for (int64_t g = 0; g < groups.rows(); ++g) {
+    const int64_t first = groups.ptr<int32_t>()[2 * g], last = first + groups.ptr<int32_t>()[2 * g + 1];
+    float smallest = 0;  // none
+    for (int64_t i = first; i < last; ++i)
+      if (used_scale(scale, history, L, S, i))
+        smallest = smallest > 0 ? std::min(smallest, scale[4 * i]) : scale[4 * i];
+    for (int64_t i = first; i < last; ++i)
+      if (smallest > 0 && !used_scale(scale, history, L, S, i)) scale[4 * i] = smallest;
+  }
 }
 
 void current_scale(Stream&, float* scale, const uint32_t* amax, float largest, bool power_of_2) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/gpu/gemm_plain.h"
 #include "ops/gpu/gemm_plans.h"
 #include "ops/product_shape.h"
 
@@ -96,6 +97,10 @@ void gemm(Stream& s, const GemmArgs& g) {
   if (!done && key.shape.bias) {  // not in this form or at this alignment, perhaps
     key.shape.bias = false;
     done = plans.run(s, key, p);
+  }
+  if (!done && !is_fp8(g.a.t.dtype)) {  // rows that it cannot load
+    plain_product(s, g, key.shape.residual ? g.residual : Tensor{});
+    done = true;
   }
   CHECK(done, "cuBLASLt ", cublasLtGetVersion(), " has no kernel for ", text_of(key), " on ", s.device().name());
   if (g.bias && !key.shape.bias) add_bias(s, g.d, g.bias);

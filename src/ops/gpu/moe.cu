@@ -182,6 +182,10 @@ std::vector<int64_t> moe_offsets(Stream& s, int32_t* pinned, Tensor offset, int6
   return {pinned, pinned + offset.numel()};
 }
 
+void moe_fetch_offsets(Stream& s, int32_t* pinned, Tensor offset, int64_t) {
+  copy_to_host(s, pinned, offset.data, offset.bytes());
+}
+
 void moe_gather(Stream& s, Tensor y, Tensor x, Tensor source, int64_t K) {
   const Timed timed(s, Kernel::elementwise);
   const int64_t R = y.rows(), C = y.cols(), bytes = C * int64_t(size_of(y.dtype));

@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    route_backward_kernel(T* dlogits, const Route m, const float* dweight, const double* count, double balance, double z,
-                          const float* loss_scale) {
+    route_backward_kernel(T* dlogits, const Route m, const float* dweight, const double* count, double balance,
+                          double z, const float* loss_scale) {
   const int64_t n = blockIdx.x * int64_t(kThreads) + threadIdx.x;
   if (n >= m.N) return;
   const float *p = m.probability + n * m.E, *w = m.weight + n * m.K, *dw = dweight + n * m.K;
@@ -96,6 +96,7 @@ struct Losses {
   const double* sums;
   int L, E;
   double balance, z;
+  bool by_layer;
 };
 __global__ void __launch_bounds__(kThreads) losses_kernel(const Losses m) {  // one block
   for (int i = threadIdx.x; i < 3 * m.E; i += kThreads) {
@@ -110,7 +111,10 @@ __global__ void __launch_bounds__(kThreads) losses_kernel(const Losses m) {  // 
   __syncthreads();
   if (threadIdx.x || !m.losses) return;
   double sum = 0;
-  for (int e = 0; e < m.E; ++e) sum += m.total[e] * m.total[m.E + e];
+  for (int l = 0; l < (m.by_layer ? m.L : 1); ++l) {
+    const double* of = m.by_layer ? m.sums + l * 3 * m.E : m.total;
+    for (int e = 0; e < m.E; ++e) sum += of[e] * of[m.E + e];
+  }
   m.losses[0] += m.balance * sum;
   m.losses[1] += m.z * m.total[2 * m.E];
 }
@@ -170,7 +174,8 @@ void moe_losses(Stream& s, const MoeLosses& m) {
                                                    .L = int(L),
                                                    .E = int(E),
                                                    .balance = m.balance,
-                                                   .z = m.z});
+                                                   .z = m.z,
+                                                   .by_layer = m.by_layer});
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -52,6 +52,19 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   a.amax[s] = 0;
 }
 
+// A thread a group: few slots in each. All are judged before any of them is written.
+__global__ void lend_kernel(float* scale, const float* history, const int32_t* groups, int64_t G, int64_t L,
+                            int64_t S) {
+  const int64_t g = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  if (g >= G) return;
+  const int64_t first = groups[2 * g], last = first + groups[2 * g + 1];
+  float smallest = 0;  // none
+  for (int64_t i = first; i < last; ++i)
+    if (used_scale(scale, history, L, S, i)) smallest = smallest > 0 ? fminf(smallest, scale[4 * i]) : scale[4 * i];
+  for (int64_t i = first; i < last; ++i)
+    if (smallest > 0 && !used_scale(scale, history, L, S, i)) scale[4 * i] = smallest;
+}
+
 __global__ void current_kernel(float* scale, const uint32_t* amax, float largest, bool power_of_2) {
   const float a = __uint_as_float(*amax);
   *scale = a > 0 && a <= kLargestFloat ? scale_of(largest, a, power_of_2) : 1.f;
@@ -78,6 +91,14 @@ void update_scales(Stream& s, const ScaleState& u, Tensor state) {
                 .power_of_2 = u.power_of_2,
                 .rescale = u.rescale};
   update_kernel<<<blocks_for(S, 32), 1024, 0, raw(s)>>>(a);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+void lend_scales(Stream& s, const ScaleState& u, Tensor groups) {
+  const Timed timed(s, Kernel::scaling);
+  lend_kernel<<<blocks_for(groups.rows(), 128), 128, 0, raw(s)>>>(u.scale.ptr<float>(), u.history.ptr<float>(),
+                                                                  groups.ptr<int32_t>(), groups.rows(),
+                                                                  u.history.rows(), u.amax.numel());
   CUDA_CHECK(cudaGetLastError());
 }
 

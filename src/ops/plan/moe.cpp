@@ -2,6 +2,8 @@
 // alike.
 #include "ops/moe.h"
 
+#include <algorithm>
+
 #include "ops/plan/bytes.h"
 
 namespace octet::BACKEND {
@@ -27,6 +29,12 @@ std::vector<int64_t> moe_offsets(Stream&, int32_t*, Tensor offset, int64_t assig
   for (int64_t e = 0; e < E; ++e)
     first.push_back(first.back() + padded_rows(assignments * (e + 1) / E - assignments * e / E));
   return first;
+}
+void moe_fetch_offsets(Stream& s, int32_t* pinned, Tensor offset, int64_t assignments) {
+  for (int64_t r = 0; r < offset.rows(); ++r) {
+    const auto first = moe_offsets(s, nullptr, offset.row_range(r, 1), assignments);
+    std::copy(first.begin(), first.end(), pinned + r * offset.cols());
+  }
 }
 void moe_gather(Stream& s, Tensor y, Tensor x, Tensor source, int64_t K) {
   count(s, Kernel::elementwise, 0, bytes(y, source) + rows_bytes(x, x.rows() * K));
