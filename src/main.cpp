@@ -1,11 +1,23 @@
-// octet: argv to command; the only try/catch.
+// octet: argv to command; errors to messages and exit codes.
 #include <cstdio>
 #include <cxxopts.hpp>
+#include <filesystem>
 #include <memory>
 #include <new>
 
 #include "base/check.h"
+#include "base/refused.h"
 #include "cli/command.h"
+
+namespace {
+
+int run(const std::vector<std::string>& words, octet::Host* mpi) {
+  try {
+    return octet::run_command(words, mpi);
+  } catch (const std::filesystem::filesystem_error& e) { octet::refused_path("use", e.path1(), e.code().value()); }
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   using namespace octet;
@@ -14,7 +26,7 @@ int main(int argc, char** argv) {
   int code = 3;
   try {
     mpi = mpi_host(&argc, &argv);
-    const int done = run_command({argv + 1, argv + argc}, mpi.get());
+    const int done = run({argv + 1, argv + argc}, mpi.get());
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw SystemError("cannot write to standard output");
     return done;
   } catch (const Error& e) {

@@ -10,20 +10,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/refused.h"
 
 namespace octet {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr size_t kBufferBytes = size_t(1) << 20;
-
-[[noreturn]] void system_error(const char* verb, const fs::path& path, int error) {
-  const char* remedy = "";
-  if (error == ENOSPC || error == EDQUOT) remedy = ": free some space there, or name a folder on another disk";
-  if (error == EROFS || error == EACCES || error == EPERM) remedy = ": name a folder that you may write to";
-  if (error == ENOENT || error == ENOTDIR) remedy = ": create its folder first";
-  throw SystemError(concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error), remedy));
-}
 
 int open_or_throw(const fs::path& path, int flags, const char* verb) {
   int fd;
@@ -32,7 +25,7 @@ int open_or_throw(const fs::path& path, int flags, const char* verb) {
   if (fd < 0 && (flags & O_ACCMODE) == O_RDONLY && errno != EIO && errno != ENOMEM && errno != EMFILE)
     bad_input("cannot ", verb, " '", path.string(), "': ", std::strerror(errno),
               ": check the name and its permissions");
-  if (fd < 0) system_error(verb, path, errno);
+  if (fd < 0) refused_path(verb, path, errno);
   return fd;
 }
 
@@ -47,7 +40,7 @@ void pwrite_all(int fd, const char* data, size_t bytes, int64_t offset, bool see
   while (bytes > 0) {
     const ssize_t n = seekable ? ::pwrite(fd, data, bytes, offset) : ::write(fd, data, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) system_error("write", path, errno);
+    if (n < 0) refused_path("write", path, errno);
     data += n;
     bytes -= size_t(n);
     offset += n;
@@ -56,15 +49,51 @@ void pwrite_all(int fd, const char* data, size_t bytes, int64_t offset, bool see
 
 }  // namespace
 
+void refused_path(const char* verb, const fs::path& path, int error) {
+  const char* remedy = "";
+  bool user = true;  // a name that cannot be, or a place where this user may not write
+  switch (error) {
+    case ENOENT:
+      remedy = ": create its folder first";
+      break;
+    case ENOTDIR:
+      remedy = ": a part of it is a file, not a folder; name another place";
+      break;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      remedy = ": check its permissions, or name another place";
+      break;
+    case EISDIR:
+    case ENOTEMPTY:
+    case EEXIST:
+      remedy = ": something else stands there; name another place";
+      break;
+    case ENAMETOOLONG:
+    case ELOOP:
+      remedy = ": name another place";
+      break;
+    case ENOSPC:
+    case EDQUOT:
+      remedy = ": free some space there, or name a folder on another disk";
+      [[fallthrough]];
+    default:
+      user = false;
+  }
+  const std::string text = concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error), remedy);
+  if (user) throw InputError(text);
+  throw SystemError(text);
+}
+
 MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
   const Closer file{open_or_throw(path, O_RDONLY, "read")};
   struct stat info;
-  if (::fstat(file.fd, &info) != 0) system_error("read", path, errno);
+  if (::fstat(file.fd, &info) != 0) refused_path("read", path, errno);
   if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
   size_ = size_t(info.st_size);
   if (size_ == 0) return;  // mmap refuses a length of zero
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
-  if (data == MAP_FAILED) system_error("map", path, errno);
+  if (data == MAP_FAILED) refused_path("map", path, errno);
   data_ = static_cast<const char*>(data);
   if (access == Access::sequential) ::madvise(data, size_, MADV_SEQUENTIAL);  // a hint: a refusal changes nothing
 }
@@ -117,11 +146,11 @@ void FileWriter::flush() {
 void FileWriter::commit() {
   flush();
   // Some file systems report a full disk only here, or on close.
-  if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) system_error("write", path_, errno);
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) refused_path("write", path_, errno);
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int error = errno;
     if (!temp_.empty()) ::unlink(temp_.c_str());
-    system_error("write", path_, error);
+    refused_path("write", path_, error);
   }
   if (!temp_.empty()) rename_durably(temp_, path_);
 }
@@ -138,24 +167,24 @@ void write_file(const fs::path& path, std::string_view contents) {
 
 void sync_path(const fs::path& path) {
   const Closer file{open_or_throw(path, O_RDONLY, "sync")};
-  if (::fsync(file.fd) != 0 && errno != EINVAL) system_error("sync", path, errno);  // EINVAL: nothing to sync there
+  if (::fsync(file.fd) != 0 && errno != EINVAL) refused_path("sync", path, errno);  // EINVAL: nothing to sync there
 }
 
 void rename_durably(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) system_error("rename a temporary file to", to, errno);
+  if (::rename(from.c_str(), to.c_str()) != 0) refused_path("rename a temporary file to", to, errno);
   sync_path(folder_of(to));
 }
 
 void make_folders(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) system_error("create", path, error.value());
+  if (error) refused_path("create", path, error.value());
 }
 
 int64_t free_bytes(const fs::path& folder) {
   std::error_code error;
   const auto space = fs::space(folder, error);
-  if (error) system_error("ask for the free space of", folder, error.value());
+  if (error) refused_path("ask for the free space of", folder, error.value());
   return int64_t(space.available);
 }
 

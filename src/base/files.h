@@ -1,7 +1,7 @@
 #pragma once
 // Files that are either whole or absent: read-only mappings, and writes that appear under their name only when
-// complete. What the user can put right (no such file, no permission to read) is an InputError; a machine that refuses
-// (a full disk, an I/O error) is a SystemError. Both name the file.
+// complete. What the user can put right (no such file or folder, no permission) is an InputError; a machine that
+// refuses (a full disk, an I/O error) is a SystemError. Both name the file.
 #include <cstdint>
 #include <filesystem>
 #include <string>

@@ -9,9 +9,10 @@
 
 namespace octet {
 
-// What a command's run returns besides 0; errors are 2 and 3 (base/check.h).
-inline constexpr int kBeyondTolerance = 1;  // verify: something differs by more than its tolerance
-inline constexpr int kEndedBySignal = 4;    // train: saved, and ended by SIGTERM or SIGINT before its last step
+// What a command's run returns besides 0. Errors that it throws are 2, the input is wrong, or 3, a fault of the system
+// (base/check.h). help.cpp tells users the same.
+inline constexpr int kCheckFailed = 1;    // verify: beyond tolerance; inspect: a checksum does not agree
+inline constexpr int kEndedBySignal = 4;  // train: saved, and ended by SIGTERM or SIGINT before its last step
 
 struct OptionSpec {
   const char* name;
@@ -63,10 +64,13 @@ Command plan_command();
 Command tokenizer_command();
 Command tokenize_command();
 Command import_command();
+Command export_command();
+Command inspect_command();
 Command verify_command();
 Command eval_command();
 Command generate_command();
 Command bench_command();
+Command completion_command();
 Command help_command();
 std::string general_help();
 std::string help_of(const Command& command);

@@ -14,6 +14,11 @@ std::string padded(std::string text, size_t width) {
   return text;
 }
 
+std::string line_of(const OptionSpec& o) {
+  return concat(padded(concat("--", o.name, *o.value ? " " : "", o.value), 27), o.help,
+                *o.otherwise ? concat(" (default ", o.otherwise, ")") : "");
+}
+
 int help_config(const std::string& section) {
   const std::string table = option_table(section);
   if (table.empty()) {
@@ -34,6 +39,14 @@ int help_config(const std::string& section) {
   return 0;
 }
 
+// Every option of every command, a line each.
+int help_options() {
+  for (const Command& c : commands())
+    for (const OptionSpec& o : c.options) std::printf("%-11s %s\n", c.name, line_of(o).c_str());
+  std::printf("\nEvery command also takes --help. The options of a config, section.key=value: octet help config.\n");
+  return 0;
+}
+
 int help(const Arguments& arguments, Host*) {
   arguments.expect_words(0, 2);
   const std::vector<std::string>& words = arguments.words();
@@ -42,7 +55,11 @@ int help(const Arguments& arguments, Host*) {
     return 0;
   }
   if (words[0] == "config") return help_config(words.size() > 1 ? words[1] : "");
-  std::vector<std::string> names{"config"};
+  if (words[0] == "options") {
+    arguments.expect_words(1, 1);
+    return help_options();
+  }
+  std::vector<std::string> names{"config", "options"};
   for (const Command& command : commands()) {
     names.push_back(command.name);
     if (words[0] != command.name) continue;
@@ -56,36 +73,40 @@ int help(const Arguments& arguments, Host*) {
 }  // namespace
 
 std::string general_help() {
-  std::string text = "octet pretrains large language models on NVIDIA GPUs or on a CPU.\n\nusage: octet COMMAND ...\n\n";
+  std::string text =
+      "octet pretrains large language models on NVIDIA GPUs or on a CPU.\n\nusage: octet COMMAND ...\n\n";
   for (const Command& c : commands()) text += "  " + padded(c.name, 12) + c.summary + "\n";
   return text +
          "\nFrom text to a model:\n"
          "  octet tokenizer --input text/*.txt --vocab-size 2048 --out tokenizer.model\n"
          "  octet tokenize --tokenizer tokenizer.model --input text/*.txt --out train.tokens\n"
-         "  octet train configs/tiny_llama.json data.train=train.tokens\n"
+         "  octet train configs/tiny_llama.json data.train=train.tokens data.tokenizer=tokenizer.model\n"
+         "  octet inspect out/tiny_llama\n"
+         "  octet export out/tiny_llama --out out/hf\n"
          "\n"
-         "octet help COMMAND explains a command, octet help config lists the options of a config.\n"
-         "Exit codes: 0 done; 1 octet verify found a difference; 2 the input is wrong; 3 the machine or octet failed;\n"
-         "4 octet train saved and ended on a signal.\n";
+         "octet help COMMAND explains a command, with examples; octet help options lists the options of all commands,\n"
+         "octet help config those of a config. With --json a command prints for programs.\n\n"
+         "Exit codes:\n"
+         "  0  done\n"
+         "  1  a check failed: octet verify found a difference, octet inspect a wrong checksum\n"
+         "  2  the input is wrong; the message says what, where, and what to do\n"
+         "  3  a fault of the system: a full disk, no memory, a lost rank, or a fault of octet\n"
+         "  4  octet train saved and ended on SIGTERM or SIGINT\n";
 }
 
 std::string help_of(const Command& c) {
   std::string text = concat("octet ", c.name, ": ", c.summary, "\n\nusage: octet ", c.name, " ", c.usage, "\n");
   if (!c.options.empty()) text += "\n";
-  for (const OptionSpec& o : c.options) {
-    text += "  " + padded(concat("--", o.name, *o.value ? " " : "", o.value), 27) + o.help;
-    if (*o.otherwise) text += concat(" (default ", o.otherwise, ")");
-    text += "\n";
-  }
+  for (const OptionSpec& o : c.options) text += "  " + line_of(o) + "\n";
   return text + "\n" + c.more;
 }
 
 Command help_command() {
   return {.name = "help",
-          .usage = "[COMMAND | config [SECTION]]",
-          .summary = "explain a command, or the options of a config",
+          .usage = "[COMMAND | options | config [SECTION]]",
+          .summary = "explain a command, or list the options of all, or those of a config",
           .options = {},
-          .more = "  octet help train\n  octet help config optimizer\n",
+          .more = "  octet help train\n  octet help options\n  octet help config optimizer\n",
           .run = help};
 }
 

@@ -1,36 +1,26 @@
 // octet import: a model of Hugging Face's transformers to a checkpoint that training starts from: step 0, no moments.
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <span>
 
 #include "base/files.h"
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
-#include "data/hf_model.h"
+#include "cli/dtypes.h"
+#include "cli/model_folder.h"
+#include "config/config_file.h"
+#include "data/checkpoints.h"
+#include "data/checksums.h"
 #include "data/safetensors_writer.h"
 #include "data/tokenizer.h"
-#include "host/engine.h"
 
 namespace octet {
 namespace {
 namespace fs = std::filesystem;
 
-constexpr int kFormat = 1;                    // of state.json, as train/checkpoint.cpp reads it
 constexpr int64_t kChunk = int64_t{1} << 24;  // elements in memory at once
-constexpr const char* kCopied[] = {
-    "tokenizer.model",         "tokenizer.json", "tokenizer_config.json",  "added_tokens.json",
-    "special_tokens_map.json", "vocab.json",     "generation_config.json", "merges.txt"};
-
-// Every parameter of the model, as the plan engine declares it.
-std::vector<NamedShape> parameters_of(const ModelConfig& model) {
-  RunConfig config = parse_config(json{{"model", write_model_section(model)}}.dump(), "import");
-  config.training.seq_len.set(std::min<int64_t>(16, model.max_positions));
-  config.training.global_batch_size.set(1);
-  std::vector<NamedShape> all;
-  for (auto& [name, shape] : plan::engine().plan(config, 1, Target{}).shapes) all.push_back({name, shape});
-  return all;
-}
 
 void write_weights(const fs::path& path, const SafetensorsModel& from, const std::vector<NamedShape>& parameters,
                    const HfLayout& layout) {
@@ -56,75 +46,64 @@ void write_weights(const fs::path& path, const SafetensorsModel& from, const std
   writer.close();
 }
 
-void write_state(const fs::path& folder, const ModelConfig& model) {
-  json config = write_model_config(model, 5);
-  config["dtype"] = "float32";
-  write_file(folder / "config.json", config.dump(2) + "\n");
-  const fs::path tokenizer = folder / "tokenizer.model";
-  const uint64_t fingerprint = fs::exists(tokenizer) ? Tokenizer(tokenizer).fingerprint() : 0;
-  const json state{{"format", kFormat},
-                   {"step", 0},
-                   {"samples", 0},
-                   {"updates", 0},
-                   {"skipped", 0},
-                   {"data", "0"},
-                   {"tokenizer", std::to_string(fingerprint)},
-                   {"ranks", 1},
-                   {"config", {{"model", write_model_section(model)}}}};
-  write_file(folder / "state.json", state.dump(2) + "\n");
+// Of all parameters, so that an export gives back what was imported; "" where they differ or are none of the three.
+std::string dtype_of(const SafetensorsModel& from, const std::vector<NamedShape>& parameters) {
+  std::set<std::string> stored;
+  for (const NamedShape& p : parameters) stored.insert(from.at(p.name).entry->dtype);
+  return stored.size() == 1 ? long_name(*stored.begin()) : "";
 }
 
-class Staged {  // a folder beside the result, removed unless it became the result
- public:
-  explicit Staged(const fs::path& result) : result_(result) {
-    staged_ = result.parent_path() / concat(".importing-", result.filename().string());
-    fs::remove_all(staged_);
-    make_folders(staged_);
-  }
-  ~Staged() {
-    std::error_code ignored;
-    fs::remove_all(staged_, ignored);
-  }
-  const fs::path& path() const { return staged_; }
-  void commit() {
-    sync_path(staged_);
-    if (fs::exists(result_)) fs::remove(result_);  // an empty folder
-    rename_durably(staged_, result_);
-    write_file(result_ / "COMPLETE", "");
-    sync_path(result_);
-  }
-
- private:
-  fs::path result_, staged_;
-};
+void write_state(const fs::path& folder, const ModelConfig& model, const std::string& dtype) {
+  write_file(folder / "config.json", write_config_file(model, "float32").dump(2) + "\n");
+  const fs::path tokenizer = folder / "tokenizer.model";
+  const uint64_t fingerprint = fs::exists(tokenizer) ? Tokenizer(tokenizer).fingerprint() : 0;
+  json state{{"format", kCheckpointFormat},
+             {"step", 0},
+             {"samples", 0},
+             {"updates", 0},
+             {"skipped", 0},
+             {"data", "0"},
+             {"tokenizer", std::to_string(fingerprint)},
+             {"ranks", 1},
+             {"config", {{"model", write_model_section(model)}}}};
+  if (!dtype.empty()) state["imported_dtype"] = dtype;
+  write_file(folder / "state.json", state.dump(2) + "\n");
+  Checksums checksums;
+  checksums.add_tensors(folder / "model.safetensors");
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
+  checksums.write(folder);
+  write_file(folder / "COMPLETE", "");
+}
 
 int run_import(const Arguments& arguments, Host*) {
   arguments.expect_words(1, 1);
   if (!arguments.has("out")) arguments.refuse("--out is missing: give the folder of the checkpoint to write");
   const fs::path from = arguments.words()[0];
-  fs::path out = fs::absolute(arguments.text("out")).lexically_normal();
-  if (!out.has_filename()) out = out.parent_path();  // "folder/"
-  if (!fs::is_directory(from))
-    bad_input(from.string(),
-              ": no such folder; give one with config.json and model.safetensors, as transformers saves it");
-  if (fs::exists(out) && !(fs::is_directory(out) && fs::is_empty(out)))
-    bad_input(out.string(), " exists; remove it or give another folder");
+  require_folder(from);
   const ModelConfig model = load_model_config(from);
   const HfLayout layout{.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings};
   const SafetensorsModel weights(from);
   const std::vector<NamedShape> parameters = parameters_of(model);
   check_names(parameters, weights, layout);
 
-  Staged staged(out);
-  for (const char* name : kCopied)
-    if (fs::exists(from / name)) fs::copy_file(from / name, staged.path() / name);
+  StagedFolder staged(arguments.text("out"));
+  std::error_code none;
+  for (const char* name : kTokenizerFiles)
+    if (fs::exists(from / name, none)) copy_file_to(from / name, staged.path());
+  if (fs::exists(from / "generation_config.json", none)) copy_file_to(from / "generation_config.json", staged.path());
   write_weights(staged.path() / "model.safetensors", weights, parameters, layout);
-  write_state(staged.path(), model);
+  write_state(staged.path(), model, dtype_of(weights, parameters));
   staged.commit();
   int64_t count = 0;
   for (const NamedShape& p : parameters) count += weights.at(p.name).entry->numel();
-  std::printf("%s: %s parameters in fp32; train from it with octet train CONFIG.json --resume %s\n", out.c_str(),
-              with_commas(count).c_str(), arguments.text("out").c_str());
+  if (arguments.has("json")) {
+    const json said{{"out", staged.result().string()}, {"parameters", count}, {"dtype", "float32"}};
+    std::printf("%s\n", said.dump().c_str());
+    return 0;
+  }
+  std::printf("%s: %s parameters in fp32; train from it with octet train CONFIG.json --resume %s\n",
+              staged.result().c_str(), with_commas(count).c_str(), arguments.text("out").c_str());
   return 0;
 }
 
@@ -135,7 +114,7 @@ Command import_command() {
       .name = "import",
       .usage = "HF_DIR --out FOLDER",
       .summary = "make a starting checkpoint of a model in Hugging Face's form",
-      .options = {{"out", "FOLDER", "the checkpoint to write"}},
+      .options = {{"out", "FOLDER", "the checkpoint to write"}, {"json", "", "print what was written as JSON"}},
       .more =
           "HF_DIR holds config.json (of transformers 4 or 5) and model.safetensors, or shards with their index, in\n"
           "any float type. Prove the import with octet verify.\n\n"

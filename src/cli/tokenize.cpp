@@ -1,40 +1,88 @@
-// octet tokenize: text and JSONL to a token file.
+// octet tokenize: text and JSONL to a token file, and with --decode back.
 #include "data/tokenize.h"
 
 #include <cstdio>
 #include <memory>
 
+#include "base/json.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "data/detokenize.h"
 
 namespace octet {
 namespace {
 
-int run_tokenize(const Arguments& arguments, Host*) {
-  arguments.expect_words(0, 0);
-  TokenizeOptions options{.inputs = arguments.all("input"), .output = arguments.text("out")};
-  if (!arguments.has("tokenizer")) arguments.refuse("--tokenizer is missing: give a tokenizer.model");
-  if (options.inputs.empty()) arguments.refuse("--input is missing: give files with text");
+auto shown(std::unique_ptr<Progress>& progress, const char* what, const char* unit) {
+  return [&progress, what, unit](int64_t done, int64_t total) {
+    if (!progress) progress = std::make_unique<Progress>(ProgressSetup{.what = what, .total = total, .unit = unit});
+    progress->update(done);
+  };
+}
+
+int encode(const Arguments& arguments, TokenizeOptions options) {
   if (options.output.empty())
     arguments.refuse("--out is missing: give the name of the token file, for example train.tokens");
   options.threads = int(std::min<int64_t>(arguments.integer("threads", 0), 4096));
   options.bos = !arguments.has("no-bos");
   options.eos = !arguments.has("no-eos");
-  options.documents.json_key = arguments.text("json-key");
-  options.documents.separator = arguments.text("separator");
   std::unique_ptr<Progress> progress;
-  options.progress = [&](int64_t done, int64_t total) {
-    if (!progress)
-      progress = std::make_unique<Progress>(ProgressSetup{.what = "tokenizing", .total = total, .unit = "B"});
-    progress->update(done);
-  };
+  options.progress = shown(progress, "tokenizing", "B");
   const TokenFileHeader made = tokenize(Tokenizer(arguments.text("tokenizer")), options);
   if (progress) progress->finish();
+  if (arguments.has("json")) {
+    std::printf("%s\n", json{{"out", options.output.string()},
+                             {"tokens", made.tokens},
+                             {"documents", made.documents},
+                             {"source_bytes", made.source_bytes},
+                             {"vocab_size", made.vocab_size}}
+                            .dump()
+                            .c_str());
+    return 0;
+  }
   std::printf("%s: %s tokens of %s documents, %.2f bytes a token, vocabulary %s\n", options.output.c_str(),
               with_commas(int64_t(made.tokens)).c_str(), with_commas(int64_t(made.documents)).c_str(),
               double(made.source_bytes) / double(std::max<uint64_t>(made.tokens, 1)),
               with_commas(int64_t(made.vocab_size)).c_str());
   return 0;
+}
+
+int decode(const Arguments& arguments, const TokenizeOptions& from) {
+  for (const char* option : {"no-bos", "no-eos", "threads"})
+    if (arguments.has(option)) arguments.refuse(concat("--", option, " goes without --decode"));
+  const bool to_terminal = from.output.empty() || from.output == "-";
+  DetokenizeOptions options{.inputs = from.inputs,
+                            .output = to_terminal ? "/dev/stdout" : from.output,
+                            .json_key = from.documents.json_key,
+                            .separator = from.documents.separator};
+  if (to_terminal && arguments.has("json")) arguments.refuse("--json with --decode needs --out: the text goes there");
+  std::unique_ptr<Progress> progress;
+  if (!to_terminal) options.progress = shown(progress, "decoding", "tokens");
+  const Detokenized made = detokenize(Tokenizer(arguments.text("tokenizer")), options);
+  if (progress) progress->finish();
+  if (made.ambiguous)
+    log_warning(made.ambiguous, " documents hold the separator ", options.separator,
+                " themselves: write NAME.jsonl, or give another --separator");
+  if (to_terminal) return 0;
+  if (arguments.has("json"))
+    std::printf(
+        "%s\n",
+        json{{"out", options.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}}.dump().c_str());
+  else
+    std::printf("%s: %s documents, %s of text\n", options.output.c_str(), with_commas(made.documents).c_str(),
+                human_bytes(double(made.bytes)).c_str());
+  return 0;
+}
+
+int run_tokenize(const Arguments& arguments, Host*) {
+  arguments.expect_words(0, 0);
+  TokenizeOptions options{.inputs = arguments.all("input"), .output = arguments.text("out")};
+  if (!arguments.has("tokenizer")) arguments.refuse("--tokenizer is missing: give a tokenizer.model");
+  if (options.inputs.empty())
+    arguments.refuse(concat("--input is missing: give files with ", arguments.has("decode") ? "tokens" : "text"));
+  options.documents.json_key = arguments.text("json-key");
+  options.documents.separator = arguments.text("separator");
+  return arguments.has("decode") ? decode(arguments, options) : encode(arguments, options);
 }
 
 }  // namespace
@@ -43,16 +91,21 @@ Command tokenize_command() {
   return {
       .name = "tokenize",
       .usage = "--tokenizer tokenizer.model --input FILE ... --out FILE.tokens [OPTIONS]",
-      .summary = "turn text and JSONL into a token file",
+      .summary = "turn text and JSONL into a token file, or back",
       .options = {{"tokenizer", "PATH", "a sentencepiece model"},
                   {"input", "FILE ...", "text or JSONL (.jsonl, .ndjson, .json) files; * and ? match many", "", true},
                   {"out", "PATH", "the token file to write"},
+                  {"decode", "", "the other way: --input token files, --out text or .jsonl (else printed)"},
                   {"threads", "N", "0: as many as the machine has", "0"},
                   {"no-bos", "", "documents do not begin with the tokenizer's BOS"},
                   {"no-eos", "", "documents do not end with its EOS"},
                   {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
-                  {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"}},
-      .more = "  octet tokenize --tokenizer tokenizer.model --input text/*.txt more.jsonl --out train.tokens\n",
+                  {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+                  {"json", "", "print what was written as JSON"}},
+      .more =
+          "  octet tokenize --tokenizer tokenizer.model --input text/*.txt more.jsonl --out train.tokens\n"
+          "  octet tokenize --decode --tokenizer tokenizer.model --input train.tokens --out back.jsonl\n"
+          "  octet tokenize --decode --tokenizer tokenizer.model --input train.tokens | head\n",
       .run = run_tokenize};
 }
 

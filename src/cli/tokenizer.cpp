@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
 
@@ -24,6 +25,14 @@ int tokenizer(const Arguments& arguments, Host*) {
   options.documents.separator = arguments.text("separator");
   train_tokenizer(options);
   const Tokenizer made(options.output);
+  if (arguments.has("json")) {
+    const json said{{"out", options.output.string()},
+                    {"vocab_size", made.vocab_size()},
+                    {"bos_id", made.bos()},
+                    {"eos_id", made.eos()}};
+    std::printf("%s\n", said.dump().c_str());
+    return 0;
+  }
   std::printf("%s: %s entries\n", options.output.c_str(), with_commas(made.vocab_size()).c_str());
   return 0;
 }
@@ -40,7 +49,8 @@ Command tokenizer_command() {
                       {"character-coverage", "X", "share of the characters with an entry of their own", "0.99995"},
                       {"max-megabytes", "N", "of text to learn from; of more a sample", "256"},
                       {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
-                      {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"}},
+                      {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+                      {"json", "", "print what was written as JSON"}},
           .more =
               "Byte-pair encoding with byte fallback, as Llama-2's. Llama-2's own tokenizer.model works as well.\n\n"
               "  octet tokenizer --input text/*.txt --vocab-size 8000 --out tokenizer.model\n",

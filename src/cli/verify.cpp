@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/json.h"
+#include "cli/model_folder.h"
 #include "cli/ranks.h"
 #include "cli/verify_files.h"
 
@@ -13,8 +14,7 @@ namespace fs = std::filesystem;
 VerifyRequest request_of(const Arguments& arguments, const Words& words) {
   VerifyRequest r{.model = words.leading[0], .trajectory = arguments.text("trajectory")};
   if (words.leading.size() > 1) r.expected = words.leading[1];
-  if (!fs::is_directory(r.model))
-    bad_input(r.model, ": no such folder; give one with config.json and model.safetensors, as transformers saves it");
+  require_folder(r.model);
   if (r.expected.empty() && r.trajectory.empty()) {  // what lies in the folder
     const fs::path folder = r.model;
     if (fs::exists(folder / "expected.safetensors")) r.expected = folder / "expected.safetensors";
@@ -90,7 +90,7 @@ int verify(const Arguments& arguments, Host* mpi) {
     if (arguments.has("json")) print_json(lines, ok);
     else print_table(lines);
   }
-  return ok ? 0 : kBeyondTolerance;
+  return ok ? 0 : kCheckFailed;
 }
 
 }  // namespace

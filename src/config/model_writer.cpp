@@ -1,6 +1,6 @@
 // Models as transformers' config.json has them.
 #include "base/json.h"
-#include "config/model.h"
+#include "config/config_file.h"
 
 namespace octet {
 namespace {
@@ -56,6 +56,15 @@ json write_model_config(const ModelConfig& m, int transformers_major) {
   if (mixtral || m.sliding_window) fields["sliding_window"] = m.sliding_window ? json(m.sliding_window) : json(nullptr);
   fields["bos_token_id"] = id(m.bos_id);
   fields["eos_token_id"] = id(m.eos_id);
+  return fields;
+}
+
+json write_config_file(const ModelConfig& m, const std::string& dtype) {
+  json fields = write_model_config(m, 5);
+  const json older = write_model_config(m, 4);
+  for (const auto& [key, value] : older.items())
+    if (!fields.contains(key)) fields[key] = value;
+  fields["dtype"] = fields["torch_dtype"] = dtype;
   return fields;
 }
 

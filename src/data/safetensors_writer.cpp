@@ -10,19 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/refused.h"
+
 namespace octet {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr int64_t kChunk = 1 << 15;  // elements converted at a time
-
-[[noreturn]] void refused(const char* verb, const fs::path& path, int error) {
-  const bool full = error == ENOSPC || error == EDQUOT;
-  throw SystemError(concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error),
-                           full ? ": free some space there, or name a folder on another disk"
-                                : ": name a folder that exists and that you may write to"));
-}
-
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, const std::vector<StoredTensor>& tensors,
@@ -75,7 +69,7 @@ std::string SafetensorsWriter::header(const std::vector<StoredTensor>& tensors,
 void SafetensorsWriter::open(const std::string& header) {
   const bool join = role_ == WriterRole::join;
   fd_ = ::open(working_.c_str(), O_CLOEXEC | (join ? O_RDWR : O_RDWR | O_CREAT | O_TRUNC), 0666);
-  if (fd_ < 0) refused("write", working_, errno);
+  if (fd_ < 0) refused_path("write", working_, errno);
   if (join) {
     std::string there(header.size(), '\0');
     struct stat info;
@@ -86,8 +80,8 @@ void SafetensorsWriter::open(const std::string& header) {
   }
   // Reserving the space tells now, not hours later, that the disk is too small. Not every file system can.
   if (::fallocate(fd_, 0, 0, end_) != 0) {
-    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) refused("write", working_, errno);
-    if (::ftruncate(fd_, end_) != 0) refused("write", working_, errno);
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) refused_path("write", working_, errno);
+    if (::ftruncate(fd_, end_) != 0) refused_path("write", working_, errno);
   }
   put(header.data(), header.size(), 0);
 }
@@ -149,7 +143,7 @@ void SafetensorsWriter::put(const void* data, size_t bytes, int64_t offset) {
   while (bytes > 0) {
     const ssize_t n = ::pwrite(fd_, from, bytes, offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) refused("write", working_, errno);
+    if (n < 0) refused_path("write", working_, errno);
     from += n;
     bytes -= size_t(n);
     offset += n;
@@ -161,10 +155,10 @@ void SafetensorsWriter::close() {
   CHECK(role_ != WriterRole::whole || written_ == data_bytes_, path_.string(), ": ", written_, " of ", data_bytes_,
         " bytes were written");
   // Some file systems report a full disk only here, or on close.
-  if (::fsync(fd_) != 0 && errno != EINVAL) refused("write", working_, errno);
+  if (::fsync(fd_) != 0 && errno != EINVAL) refused_path("write", working_, errno);
   const int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
   if (error && role_ == WriterRole::whole) ::unlink(working_.c_str());
-  if (error) refused("write", working_, error);
+  if (error) refused_path("write", working_, error);
   if (role_ == WriterRole::whole) rename_durably(working_, path_);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/refused.h"
 
 namespace octet {
 namespace {
@@ -139,7 +140,7 @@ TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, const TokenF
 
   const std::string name = path.string() + ".index.tmp";
   std::FILE* index = std::fopen(name.c_str(), "w+b");
-  if (!index) throw SystemError(concat("cannot write '", name, "': ", std::strerror(errno)));
+  if (!index) refused_path("write", name, errno);
   index_.reset(new Index{index});
   ::unlink(name.c_str());
 }

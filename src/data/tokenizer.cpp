@@ -37,6 +37,10 @@ int Tokenizer::vocab_size() const { return model_->sp.GetPieceSize(); }
 int Tokenizer::bos() const { return model_->sp.bos_id(); }
 int Tokenizer::eos() const { return model_->sp.eos_id(); }
 int Tokenizer::unk() const { return model_->sp.unk_id(); }
+std::string Tokenizer::piece(int id) const {
+  CHECK(id >= 0 && id < vocab_size(), "token ", id, " of ", vocab_size());
+  return model_->sp.IdToPiece(id);
+}
 
 // A cut changes nothing if no piece can span it: for newlines, no piece holds one (byte fallback makes each a token of
 // its own); for a space after something else, no piece has the space mark behind another character. What a model's

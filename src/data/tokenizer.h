@@ -31,6 +31,7 @@ class Tokenizer {
   int bos() const;  // -1 where the model has none; so eos() and unk()
   int eos() const;
   int unk() const;
+  std::string piece(int id) const;                       // as the model spells it: "<s>", "\u2581the", "<0x0A>"
   uint64_t fingerprint() const { return fingerprint_; }  // of the bytes of the model file
 
   // Text may be cut and its parts encoded on their own, with the ids of the whole (exactly with BPE; sums of unigram

@@ -7,6 +7,9 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "config/config_file.h"
+#include "data/checkpoints.h"
+#include "data/checksums.h"
 #include "data/safetensors_writer.h"
 #include "ops/tune.h"
 #include "train/weights.h"
@@ -14,7 +17,6 @@
 namespace octet::BACKEND {
 namespace {
 namespace fs = std::filesystem;
-constexpr int kFormat = 1;
 constexpr int64_t kChunk = int64_t{1} << 24;  // elements on the host at once
 
 uint64_t whole_number(const std::string& text, const std::string& where) {
@@ -46,7 +48,7 @@ void for_each_master(const ParameterStore& params, F&& f) {
 // One file of tensors that lie in slices on all ranks.
 template <class ForEach>
 void write_slices(Session& s, const fs::path& path, const std::map<std::string, std::string>& metadata,
-                  ForEach&& for_each) {
+                  Checksums& checksums, ForEach&& for_each) {
   const HfLayout layout = layout_of(s.config.model);
   std::vector<StoredTensor> tensors;
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
@@ -56,6 +58,8 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
   if (!creates) s.host.barrier();
   SafetensorsWriter writer(path, tensors, metadata, creates ? WriterRole::create : WriterRole::join);
   if (creates) s.host.barrier();
+  std::vector<uint64_t> sums(tensors.size());  // of what this rank writes
+  auto sum = sums.begin();
   std::vector<std::byte> bytes;
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
     const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;
@@ -65,10 +69,15 @@ void write_slices(Session& s, const fs::path& path, const std::map<std::string, 
       copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
       s.stream.synchronize();
       writer.write_bytes(stored, first + i, bytes);
+      *sum += checksum(bytes, size_of(t.dtype), first + i);
       ++s.pulse;
     }
+    ++sum;
   });
   writer.close();
+  std::vector<uint64_t> all(sums.size() * size_t(s.host.size()));
+  s.host.all_gather(all.data(), sums.data(), sums.size() * sizeof(uint64_t));
+  for (size_t i = 0; i < all.size(); ++i) checksums.add(path.filename(), tensors[i % sums.size()].name, all[i]);
 }
 
 // A name in the file may be longer than the parameter's (".m"): padding is found by the parameter's.
@@ -164,32 +173,6 @@ void read_scales(Session& s, const fs::path& folder) {
   read("weights", s.params.weight_scales());
 }
 
-int64_t step_of(const fs::path& folder) {  // of "step-00001000"; -1 if it is none
-  const std::string name = folder.filename().string();
-  if (name.size() < 6 || name.rfind("step-", 0) != 0 || name.find_first_not_of("0123456789", 5) != std::string::npos)
-    return -1;
-  return std::stoll(name.substr(5));
-}
-std::vector<fs::path> complete_checkpoints(const fs::path& dir) {  // oldest first
-  std::vector<fs::path> found;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(dir, none))
-    if (step_of(entry.path()) >= 0 && fs::exists(entry.path() / "COMPLETE")) found.push_back(entry.path());
-  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) { return step_of(a) < step_of(b); });
-  return found;
-}
-
-json read_state(const fs::path& folder) {
-  if (!fs::is_directory(folder))
-    bad_input(folder.string(), ": no such checkpoint folder; give --resume a folder step-N, auto or none");
-  if (!fs::exists(folder / "COMPLETE"))
-    bad_input(folder.string(),
-              ": this checkpoint was not written to its end (no file COMPLETE); resume from an older one");
-  json state = read_json((folder / "state.json").string());
-  if (!state.is_object()) bad_input((folder / "state.json").string(), ": no object; it was not written by octet");
-  return state;
-}
-
 bool has_dynamic_loss_scale(const Session& s) { return loss_scaling(s.config.precision) == LossScaling::dynamic; }
 
 // A dynamic loss scale goes on where it stood; a static one is the config's.
@@ -205,7 +188,7 @@ void read_loss_scale(const Session& s, const json& state, const std::string& whe
 }
 
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
-  json state{{"format", kFormat},
+  json state{{"format", kCheckpointFormat},
              {"step", r.step},
              {"samples", r.samples},
              {"updates", r.counters.updates},
@@ -220,8 +203,8 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
     state["good_steps"] = r.counters.good_steps;
   }
   write_file(folder / "state.json", state.dump(2) + "\n");
-  json model = write_model_config(s.config.model, 5);
-  model["dtype"] = s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32";
+  const json model =
+      write_config_file(s.config.model, s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32");
   write_file(folder / "config.json", model.dump(2) + "\n");
   if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
   const std::string tokenizer = s.config.data.tokenizer;
@@ -241,12 +224,18 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
     fs::remove_all(staged, none);
     make_folders(staged);
   }
-  write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, [](auto& p, auto&& f) { for_each_master(p, f); });
-  write_slices(s, staged / "optimizer.safetensors", {}, [](auto& p, auto&& f) { for_each_moment(p, f); });
+  Checksums checksums;
+  write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, checksums,
+               [](auto& p, auto&& f) { for_each_master(p, f); });
+  write_slices(s, staged / "optimizer.safetensors", {}, checksums, [](auto& p, auto&& f) { for_each_moment(p, f); });
   if (s.host.rank() == 0 || has_own_scales(s)) write_scales(s, scales_file(s, staged));
   if (s.host.rank() == 0) write_state(s, staged, state);
   s.host.barrier();  // every rank's ranges are durable
   if (s.host.rank() == 0) {
+    for (const auto& entry : fs::directory_iterator(staged))
+      if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
+    checksums.write(staged);
+    sync_path(staged);
     fs::remove_all(final);  // an incomplete one, or the same step saved again
     rename_durably(staged, final);
     write_file(final / "COMPLETE", "");
@@ -266,7 +255,7 @@ std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::pa
 }
 
 std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
-  const json state = read_state(folder), names = state.value("fallbacks", json::array());
+  const json state = read_checkpoint_state(folder), names = state.value("fallbacks", json::array());
   std::vector<std::string> layers;
   for (const json& name : names) {
     if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is no list of names");
@@ -277,15 +266,12 @@ std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
 
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
   Session& s = trainer.session;
-  const json state = read_state(folder);
+  const json state = read_checkpoint_state(folder);
   const auto number = [&](const char* key) {
     if (!state.contains(key) || !state[key].is_number_unsigned())
       bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
     return state[key].get<int64_t>();
   };
-  if (number("format") != kFormat)
-    bad_input((folder / "state.json").string(), ": format ", number("format"), "; this program reads ", kFormat,
-              ": use the octet that wrote it");
   RunState r{.step = number("step"), .samples = number("samples")};
   r.counters.updates = uint32_t(number("updates"));
   r.counters.skipped = uint32_t(number("skipped"));

@@ -1,12 +1,14 @@
 #pragma once
 // Checkpoints: a folder for each saved step.
 //   model.safetensors      masters under Hugging Face's names, vocabulary padding cut off: transformers can load it
-//   config.json            the model as transformers describes it
+//   config.json            the model as transformers (4 or 5) describes it
 //   optimizer.safetensors  NAME.m and NAME.v, moments
-//   fp8.safetensors        scales and histories by name, where there are any; fp8.rank-N.safetensors where ranks have
-//   their own state.json             step, samples, counters, dynamic loss scale, resolved config, fingerprints of data
-//   and tokenizer, layers that left FP8 plans.jsonl            which product plans timing chose: the same bits after a
-//   resume COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
+//   fp8.safetensors        scales and histories by name, where there are any; other ranks' own: fp8.rank-N.safetensors
+//   state.json             step, samples, counters, loss scale, resolved config, fingerprints, layers that left FP8
+//   plans.jsonl            which product plans timing chose: the same bits after a resume
+//   tokenizer.model        where data.tokenizer names it
+//   checksums.json         of every tensor and file above (data/checksums.h)
+//   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
 // A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed. Ranks
 // write their own ranges of the same files and read any: a run resumes on any number of ranks.
 #include <filesystem>

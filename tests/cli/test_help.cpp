@@ -5,7 +5,8 @@ namespace octet {
 
 TEST(Help, ListsEveryCommand) {
   const Ran r = octet_says({"help"});
-  expect_done(r, {"train", "plan", "tokenizer", "tokenize", "import", "verify", "bench", "Exit codes"});
+  expect_done(
+      r, {"train", "plan", "tokenizer", "tokenize", "import", "export", "inspect", "verify", "bench", "Exit codes"});
   EXPECT_EQ(octet_says({"--help"}).out, r.out);
   EXPECT_EQ(octet_says({}).err, r.out);
   EXPECT_EQ(octet_says({}).code, 2);
@@ -15,6 +16,30 @@ TEST(Help, OfACommandShowsOptionsDefaultsAndExamples) {
   const Ran r = octet_says({"help", "tokenizer"});
   expect_done(r, {"usage: octet tokenizer", "--vocab-size N", "(default 32000)", "  octet tokenizer --input"});
   EXPECT_EQ(octet_says({"tokenizer", "--help"}).out, r.out);
+}
+
+TEST(Help, OfEveryCommandShowsAnExample) {
+  const std::string general = octet_says({"help"}).out;
+  std::istringstream lines(general.substr(general.find("usage:")));
+  int commands = 0;
+  for (std::string line; std::getline(lines, line) && !has(line, "From text");) {
+    if (!line.starts_with("  ")) continue;
+    const std::string name = line.substr(2, line.find(' ', 2) - 2);
+    SCOPED_TRACE(name);
+    expect_done(octet_says({"help", name}), {"usage: octet " + name + " ", "octet " + name + " "});
+    const std::string said = octet_says({"help", name}).out;
+    EXPECT_TRUE(has(said, "\n  octet " + name + " ") || has(said, "\n  mpirun") || has(said, "(octet " + name)) << said;
+    ++commands;
+  }
+  EXPECT_GE(commands, 11);
+}
+
+TEST(Help, ListsTheOptionsOfAllCommands) {
+  const Ran r = octet_says({"help", "options"});
+  expect_done(r, {"--max-shard-size SIZE", "(default 5GB)"});
+  for (const char* line :
+       {"\ntokenize    --decode", "\nexport      --dtype", "\ninspect     --diff", "\nverify      --json"})
+    EXPECT_TRUE(has(r.out, line)) << line << "\n" << r;
 }
 
 TEST(Help, OfTheConfigListsOptions) {

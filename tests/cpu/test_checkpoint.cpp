@@ -281,11 +281,11 @@ TEST_F(Checkpoint, AFailedSaveHarmsNothing) {
   }
 }
 
-TEST_F(Checkpoint, AFolderThatCannotBeMadeIsTheMachinesFault) {
+TEST_F(Checkpoint, AFolderThatCannotBeIsTheConfigsFault) {
   write_file(dir().parent_path() / "file", "");
   TinyTrainer t(tiny_config({concat("checkpoint.dir=", (dir().parent_path() / "file/run").string())}));
   t.run(1);
-  EXPECT_TRUE(has(error_of<SystemError>([&] { t.save(); }), "file/run"));
+  EXPECT_TRUE(has(error_of<InputError>([&] { t.save(); }), "file/run"));
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ TEST(Safetensors, AFileAppearsUnderItsNameOnlyWhenItIsWhole) {
   EXPECT_EQ(read_file(folder / "a"), "the file before");
   EXPECT_THROW(SafetensorsWriter(folder / "a", {{"x", DType::f32, {4}}, {"x", DType::f32, {4}}}), Error);
   EXPECT_THROW(SafetensorsWriter(folder / "a", {{"x", DType::f32, {4}}}, {}, WriterRole::join), Error);
-  EXPECT_EQ(error_of<SystemError>([&] { SafetensorsWriter(folder / "no/such/a", {}); }).find("cannot write '"), 0u);
+  EXPECT_EQ(error_of<InputError>([&] { SafetensorsWriter(folder / "no/such/a", {}); }).find("cannot write '"), 0u);
 }
 
 // A limit on the size of files refuses writes as a full disk does: at once, and without a trace.

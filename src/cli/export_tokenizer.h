@@ -1,0 +1,24 @@
+#pragma once
+// The tokenizer of an exported model, as transformers' AutoTokenizer finds it.
+#include <optional>
+
+#include "cli/model_folder.h"
+#include "data/tokenizer.h"
+
+namespace octet {
+
+struct TokenizerSource {
+  struct File {
+    std::filesystem::path from;
+    std::string name;  // in the exported folder
+  };
+  std::vector<File> files;         // none: no tokenizer is known
+  std::optional<Tokenizer> model;  // of tokenizer.model, where it is among them
+};
+// given: --tokenizer, a file or a folder; "": what lies beside the model. InputError: it is not the one the model was
+// trained with.
+TokenizerSource find_tokenizer(const ModelFolder& from, const std::string& given);
+// Copies the files; where there is only a tokenizer.model, writes the tokenizer_config.json that names its class.
+void write_tokenizer(const TokenizerSource& source, const ModelConfig& model, const std::filesystem::path& folder);
+
+}  // namespace octet

@@ -1,0 +1,75 @@
+#include "cli/model_folder.h"
+
+#include "base/files.h"
+#include "data/checkpoints.h"
+#include "host/engine.h"
+
+namespace octet {
+namespace fs = std::filesystem;
+
+void require_folder(const std::string& path) {
+  std::error_code why;
+  const fs::file_status status = fs::status(path, why);
+  if (!fs::exists(status))
+    bad_input(path, ": ", why && why != std::errc::no_such_file_or_directory ? why.message() : "no such folder",
+              "; give one with config.json and model.safetensors, as transformers saves it or octet train");
+  if (!fs::is_directory(status))
+    bad_input(path, " is a file; give the folder that holds config.json and model.safetensors");
+}
+
+fs::path find_model_folder(const std::string& path) {
+  require_folder(path);
+  std::error_code none;
+  const fs::path folder = path;
+  if (fs::exists(folder / "config.json", none) || fs::exists(folder / "state.json", none)) return folder;
+  const std::vector<fs::path> all = complete_checkpoints(folder);
+  if (all.empty()) bad_input(path, " holds no model: neither config.json nor a complete checkpoint step-N is in it");
+  return all.back();
+}
+
+ModelFolder open_model_folder(const std::string& path) {
+  ModelFolder found{.path = find_model_folder(path)};
+  std::error_code none;
+  if (fs::exists(found.path / "state.json", none)) found.state = read_checkpoint_state(found.path);
+  found.model = load_model_config((found.path / "config.json").string());
+  return found;
+}
+
+std::vector<NamedShape> parameters_of(const ModelConfig& model) {
+  RunConfig config = parse_config(json{{"model", write_model_section(model)}}.dump(), "the model");
+  config.training.seq_len.set(std::min<int64_t>(16, model.max_positions));
+  config.training.global_batch_size.set(1);
+  std::vector<NamedShape> all;
+  for (auto& [name, shape] : plan::engine().plan(config, 1, Target{}).shapes) all.push_back({name, shape});
+  return all;
+}
+
+void copy_file_to(const fs::path& from, const fs::path& folder) {
+  write_file(folder / from.filename(), MappedFile(from, MappedFile::Access::sequential).bytes());
+}
+
+StagedFolder::StagedFolder(const std::string& result) {
+  if (result.empty()) bad_input("--out is empty: give the folder to write");
+  result_ = fs::absolute(result).lexically_normal();
+  if (!result_.has_filename()) result_ = result_.parent_path();  // "folder/"
+  std::error_code none;
+  if (fs::exists(result_, none) && !(fs::is_directory(result_, none) && fs::is_empty(result_, none)))
+    bad_input(result_.string(), " exists; remove it or give another folder");
+  staged_ = result_.parent_path() / concat(".writing-", result_.filename().string());
+  fs::remove_all(staged_, none);
+  make_folders(staged_);
+}
+
+StagedFolder::~StagedFolder() {
+  std::error_code none;
+  fs::remove_all(staged_, none);
+}
+
+void StagedFolder::commit() {
+  sync_path(staged_);
+  std::error_code none;
+  if (fs::exists(result_, none)) fs::remove(result_, none);  // an empty folder
+  rename_durably(staged_, result_);
+}
+
+}  // namespace octet

@@ -1,0 +1,46 @@
+#include "data/checkpoints.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace octet {
+namespace fs = std::filesystem;
+
+int64_t checkpoint_step(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  constexpr size_t kMostDigits = 18;
+  if (name.size() < 6 || name.size() > 5 + kMostDigits || name.rfind("step-", 0) != 0 ||
+      name.find_first_not_of("0123456789", 5) != std::string::npos)
+    return -1;
+  return std::stoll(name.substr(5));
+}
+
+std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
+  std::vector<fs::path> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(dir, none))
+    if (checkpoint_step(entry.path()) >= 0 && fs::exists(entry.path() / "COMPLETE", none))
+      found.push_back(entry.path());
+  std::ranges::sort(found, {}, checkpoint_step);
+  return found;
+}
+
+json read_checkpoint_state(const fs::path& folder) {
+  std::error_code none;
+  if (!fs::is_directory(folder, none))
+    bad_input(folder.string(), ": no such checkpoint folder; give a folder step-N that octet train has written");
+  if (!fs::exists(folder / "COMPLETE", none))
+    bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); take an older one");
+  const std::string file = (folder / "state.json").string();
+  json state = read_json(file);
+  if (!state.is_object()) bad_input(file, ": no object; it was not written by octet");
+  const json format = state.value("format", json());
+  if (!format.is_number_unsigned()) bad_input(file, ": 'format' is missing or no whole number");
+  if (format != kCheckpointFormat)
+    bad_input(file, ": format ", format.dump(), "; this program reads ", kCheckpointFormat,
+              ": use the octet that wrote it");
+  return state;
+}
+
+}  // namespace octet

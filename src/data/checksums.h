@@ -1,0 +1,44 @@
+#pragma once
+// Checksums of what a checkpoint holds, in checksums.json beside it: file -> a sum, or for a file of tensors
+// tensor -> a sum. A tensor's sum is over its elements, each mixed with its place, modulo 2^64: ranks that write slices
+// of it add up theirs, in any order, and any changed, moved or lost element shows. Against faults, not against forgers.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/safetensors.h"
+
+namespace octet {
+
+inline constexpr const char* kChecksumFile = "checksums.json";
+
+// Of elements [first, …) of `element_bytes` each; of a whole tensor first is 0.
+uint64_t checksum(std::span<const std::byte> elements, size_t element_bytes, int64_t first = 0);
+
+class Checksums {
+ public:
+  void add(const std::string& file, const std::string& tensor, uint64_t sum) { tensors_[file][tensor] += sum; }
+  void add_file(const std::filesystem::path& path);     // a small one, read whole; under its name without folders
+  void add_tensors(const std::filesystem::path& path);  // of a safetensors file, read whole
+  bool has(const std::string& file) const { return tensors_.contains(file) || files_.contains(file); }
+  void write(const std::filesystem::path& folder) const;
+
+ private:
+  std::map<std::string, std::map<std::string, uint64_t>> tensors_;
+  std::map<std::string, uint64_t> files_;
+};
+
+struct ChecksumReport {
+  int64_t compared = 0;                // tensors, and files without tensors
+  std::vector<std::string> different;  // "model.safetensors: model.norm.weight"; also what is missing or new
+};
+bool has_checksums(const std::filesystem::path& folder);
+// Reads all that checksums.json names. progress: bytes read so far.
+ChecksumReport verify_checksums(const std::filesystem::path& folder, const std::function<void(int64_t)>& progress = {});
+
+}  // namespace octet
