@@ -31,6 +31,12 @@ int open_or_throw(const fs::path& path, int flags, const char* verb) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
+// /dev/stdout may stand for a regular file; a rename would put a file in the place of the name that all programs share.
+bool is_device(const fs::path& path) {
+  const std::string name = fs::absolute(path).lexically_normal().string();
+  return (name.starts_with("/dev/") && !name.starts_with("/dev/shm/")) || name.starts_with("/proc/");
+}
+
 struct Closer {
   int fd;
   ~Closer() { ::close(fd); }
@@ -108,8 +114,11 @@ MappedFile::~MappedFile() {
 FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
   std::error_code ignored;
   if (fs::is_directory(path_, ignored)) bad_input("cannot write '", path_.string(), "': it is a folder: name a file");
-  if (!fs::exists(path_, ignored) || fs::is_regular_file(path_, ignored)) temp_ = path_.string() + ".tmp";
-  fd_ = open_or_throw(temp_.empty() ? path_ : temp_, O_WRONLY | O_CREAT | O_TRUNC, "write");
+  const bool direct = is_device(path_) || (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored));
+  if (!direct) temp_ = path_.string() + ".tmp";
+  // What is written directly goes behind what the shell's > or >> left there.
+  fd_ = direct ? open_or_throw(path_, O_WRONLY | O_APPEND, "write")
+               : open_or_throw(temp_, O_WRONLY | O_CREAT | O_TRUNC, "write");
   buffer_.reserve(kBufferBytes);
 }
 

@@ -30,7 +30,7 @@ class MappedFile {
 
 // Writes to NAME.tmp in constant memory; commit() flushes, fsyncs, renames it to NAME and fsyncs the folder. Without
 // commit() the temporary file is removed and a file that stood under NAME stays as it was. A NAME that exists and is
-// not a regular file (a pipe, /dev/stdout) is written directly.
+// not a regular file (a pipe), or lies below /dev (/dev/stdout), is written directly.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);

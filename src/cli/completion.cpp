@@ -51,7 +51,7 @@ std::string cases_of_values() {
 std::string cases_of_keys() {
   std::string lines;
   for (const OptionLine& o : all_options()) {
-    const std::string words = o.type == "true | false" || o.type == "boolean" ? "true false" : choices(o.type);
+    const std::string words = o.type == "true or false" ? "true false" : choices(o.type);
     if (!o.hidden && !words.empty()) lines += concat("      ", o.path, ") ", offer(words), " ;;\n");
   }
   return lines;

@@ -1,6 +1,7 @@
 #include "cli/export_tokenizer.h"
 
 #include "base/files.h"
+#include "data/tokenizer_json.h"
 
 namespace octet {
 namespace {
@@ -55,7 +56,11 @@ TokenizerSource find_tokenizer(const ModelFolder& from, const std::string& given
 void write_tokenizer(const TokenizerSource& source, const ModelConfig& model, const fs::path& folder) {
   for (const auto& [from, name] : source.files) write_file(folder / name, read_file(from));
   std::error_code none;
-  if (source.model && !fs::exists(folder / "tokenizer_config.json", none))
+  if (!source.model) return;
+  if (!fs::exists(folder / "tokenizer.json", none))
+    if (const json fast = tokenizer_json(*source.model); !fast.is_null())
+      write_file(folder / "tokenizer.json", fast.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
+  if (!fs::exists(folder / "tokenizer_config.json", none))
     write_file(folder / "tokenizer_config.json", config_of(*source.model, model).dump(2) + "\n");
 }
 

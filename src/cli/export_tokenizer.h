@@ -18,7 +18,7 @@ struct TokenizerSource {
 // given: --tokenizer, a file or a folder; "": what lies beside the model. InputError: it is not the one the model was
 // trained with.
 TokenizerSource find_tokenizer(const ModelFolder& from, const std::string& given);
-// Copies the files; where there is only a tokenizer.model, writes the tokenizer_config.json that names its class.
+// Copies the files; where there is only a tokenizer.model, writes what transformers wants besides.
 void write_tokenizer(const TokenizerSource& source, const ModelConfig& model, const std::filesystem::path& folder);
 
 }  // namespace octet

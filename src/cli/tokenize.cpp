@@ -3,7 +3,9 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -50,27 +52,35 @@ int encode(const Arguments& arguments, TokenizeOptions options) {
 int decode(const Arguments& arguments, const TokenizeOptions& from) {
   for (const char* option : {"no-bos", "no-eos", "threads"})
     if (arguments.has(option)) arguments.refuse(concat("--", option, " goes without --decode"));
-  const bool to_terminal = from.output.empty() || from.output == "-";
+  const bool to_file = !from.output.empty();
+  if (!to_file && arguments.has("json")) arguments.refuse("--json with --decode needs --out: else the text is printed");
+  const std::string extension = from.output.extension().string();
   DetokenizeOptions options{.inputs = from.inputs,
-                            .output = to_terminal ? "/dev/stdout" : from.output,
+                            .jsonl = extension == ".jsonl" || extension == ".ndjson",
                             .json_key = from.documents.json_key,
                             .separator = from.documents.separator};
-  if (to_terminal && arguments.has("json")) arguments.refuse("--json with --decode needs --out: the text goes there");
   std::unique_ptr<Progress> progress;
-  if (!to_terminal) options.progress = shown(progress, "decoding", "tokens");
-  const Detokenized made = detokenize(Tokenizer(arguments.text("tokenizer")), options);
+  if (to_file) options.progress = shown(progress, "decoding", "tokens");
+  const Tokenizer tokenizer(arguments.text("tokenizer"));
+  std::optional<FileWriter> file;
+  const Detokenized made = detokenize(tokenizer, options, [&](std::string_view text) {
+    if (to_file && !file) file.emplace(from.output);
+    if (to_file) file->write(text);
+    else std::fwrite(text.data(), 1, text.size(), stdout);  // main() looks whether it was written
+  });
+  if (file) file->commit();
   if (progress) progress->finish();
   if (made.ambiguous)
     log_warning(made.ambiguous, " documents hold the separator ", options.separator,
                 " themselves: write NAME.jsonl, or give another --separator");
-  if (to_terminal) return 0;
-  if (arguments.has("json"))
-    std::printf(
-        "%s\n",
-        json{{"out", options.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}}.dump().c_str());
-  else
-    std::printf("%s: %s documents, %s of text\n", options.output.c_str(), with_commas(made.documents).c_str(),
+  if (!to_file) return 0;
+  if (arguments.has("json")) {
+    const json said{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
+    std::printf("%s\n", said.dump().c_str());
+  } else {
+    std::printf("%s: %s documents, %s of text\n", from.output.c_str(), with_commas(made.documents).c_str(),
                 human_bytes(double(made.bytes)).c_str());
+  }
   return 0;
 }
 

@@ -26,15 +26,13 @@ std::vector<TokenFile> open_all(const Tokenizer& tokenizer, const std::vector<st
 
 }  // namespace
 
-Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& options) {
+Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& options,
+                       const std::function<void(std::string_view)>& write) {
   const std::vector<TokenFile> files = open_all(tokenizer, options.inputs);
-  const std::string extension = options.output.extension().string();
-  const bool as_json = extension == ".jsonl" || extension == ".ndjson";
   int64_t documents = 0, tokens = 0, done = 0;
   for (const TokenFile& file : files) documents += file.documents(), tokens += file.tokens();
-  if (!as_json && options.separator.empty() && documents > 1)
+  if (!options.jsonl && options.separator.empty() && documents > 1)
     bad_input(documents, " documents and no separator between them: give --separator, or write NAME.jsonl");
-  FileWriter out(options.output);
   Detokenized made;
   for (const TokenFile& file : files)
     for (int64_t d = 0; d < file.documents(); ++d) {
@@ -43,20 +41,18 @@ Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& opti
       std::vector<int32_t> ids(static_cast<size_t>(end - start));
       file.read(start, ids);
       const std::string text = tokenizer.decode(ids);
-      if (as_json) {
-        out.write(
-            nlohmann::json{{options.json_key, text}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-            "\n");
+      if (options.jsonl) {
+        using nlohmann::json;
+        write(json{{options.json_key, text}}.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
       } else {
-        if (made.documents > 0) out.write(concat("\n", options.separator, "\n"));
-        out.write(text);
+        if (made.documents > 0) write(concat("\n", options.separator, "\n"));
+        write(text);
         made.ambiguous += !options.separator.empty() && text.find(options.separator) != std::string::npos;
       }
       made.bytes += int64_t(text.size());
       ++made.documents;
       if (options.progress) options.progress(done += end - start, tokens);
     }
-  out.commit();
   return made;
 }
 

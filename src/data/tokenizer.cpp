@@ -37,6 +37,13 @@ int Tokenizer::vocab_size() const { return model_->sp.GetPieceSize(); }
 int Tokenizer::bos() const { return model_->sp.bos_id(); }
 int Tokenizer::eos() const { return model_->sp.eos_id(); }
 int Tokenizer::unk() const { return model_->sp.unk_id(); }
+Tokenizer::Kind Tokenizer::kind(int id) const {
+  if (model_->sp.IsUnknown(id)) return Kind::unknown;
+  if (model_->sp.IsControl(id)) return Kind::control;
+  if (model_->sp.IsByte(id)) return Kind::byte;
+  return model_->sp.IsUnused(id) ? Kind::other : Kind::normal;
+}
+float Tokenizer::score(int id) const { return model_->sp.GetScore(id); }
 std::string Tokenizer::piece(int id) const {
   CHECK(id >= 0 && id < vocab_size(), "token ", id, " of ", vocab_size());
   return model_->sp.IdToPiece(id);

@@ -31,6 +31,9 @@ class Tokenizer {
   int bos() const;  // -1 where the model has none; so eos() and unk()
   int eos() const;
   int unk() const;
+  enum class Kind { normal, control, byte, unknown, other };
+  Kind kind(int id) const;
+  float score(int id) const;
   std::string piece(int id) const;                       // as the model spells it: "<s>", "\u2581the", "<0x0A>"
   uint64_t fingerprint() const { return fingerprint_; }  // of the bytes of the model file
 

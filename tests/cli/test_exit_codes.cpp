@@ -156,7 +156,7 @@ TEST(ExitCodes, APathWithoutPermissionIsBadInput) {
   if (without_rights({"--version"}).code != 0) GTEST_SKIP() << "another user cannot run this executable";
   const TinyRun tiny;
   const Scratch folder;
-  for (const Scratch* open : {&folder, &tiny.folder()}) fs::permissions(*open / "", fs::perms(0755));
+  for (const Scratch* open : {&folder, &tiny.folder()}) fs::permissions(*open / "", fs::perms(0777));
   fs::create_directory(folder / "locked");
   folder.write("locked/file", "text");
   fs::permissions(folder / "locked", fs::perms(0));
@@ -193,7 +193,7 @@ TEST(ExitCodes, APlaceThatCannotBeWrittenIsBadInput) {
            {"tokenize", "--decode", "--tokenizer", tokenizer, "--input", tiny.path("train.tokens"), "--out", out},
            {"import", golden("llama-gqa"), "--out", out},
            {"export", golden("llama-gqa"), "--out", out},
-           {"train", tiny.path("config.json"), "training.steps=1", "checkpoint.dir=" + out}}) {
+           {"train", tiny.path("config.json"), "training.steps=3", "checkpoint.dir=" + out}}) {
     SCOPED_TRACE(words[0]);
     expect_refused(octet_says(words), {"file/", "Not a directory"});
   }

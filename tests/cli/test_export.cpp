@@ -131,7 +131,7 @@ TEST(Export, OfACheckpointOfAnyRanksAndStages) {
 
 TEST(Export, CutsAVocabularyThatWasTrainedWithPadding) {
   const TinyRun tiny;
-  expect_done(tiny.train({"model.vocab_size=416", "training.steps=1"}));
+  expect_done(tiny.train({"model.vocab_size=416", "training.steps=3"}));
   const Ran whole = exported(tiny.path("run"), tiny.path("whole"));
   expect_done(whole, {"416 entries", "--vocab-size 400"});
   expect_done(exported(tiny.path("run"), tiny.path("cut"), {"--vocab-size", "400"}));
@@ -148,7 +148,7 @@ TEST(Export, CutsAVocabularyThatWasTrainedWithPadding) {
 
 TEST(Export, AnotherTokenizerIsRefused) {
   const TinyRun tiny;
-  expect_done(tiny.train({"data.tokenizer=", "training.steps=1"}));
+  expect_done(tiny.train({"data.tokenizer=", "training.steps=3"}));
   expect_done(exported(tiny.path("run"), tiny.path("without")), {"No tokenizer is known"});
   expect_done(octet_says({"tokenizer", "--input", small_text(), "--vocab-size", "390", "--out", tiny.path("b.model")}));
   expect_refused(exported(tiny.path("run"), tiny.path("no"), {"--tokenizer", tiny.path("b.model")}),

@@ -1,4 +1,7 @@
 // A file is either whole or absent, and a full disk is a SystemError that names it.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "base/files.h"
 #include "scratch.h"
 
@@ -43,6 +46,21 @@ TEST(Files, AFullDiskIsASystemErrorThatNamesTheFile) {
                     writer.finish();
                   }),
                   "/dev/full"));
+}
+
+// /dev/stdout stands for whatever the shell opened, a regular file too: that name must never be replaced, and what is
+// there before stays.
+TEST(Files, ADeviceIsWrittenDirectlyBehindWhatIsThere) {
+  const Scratch dir;
+  dir.write("out", "before ");
+  const int fd = ::open((dir / "out").c_str(), O_WRONLY | O_APPEND);
+  ASSERT_GE(fd, 0);
+  const std::string device = "/dev/fd/" + std::to_string(fd);
+  write_file(device, "after");
+  EXPECT_TRUE(std::filesystem::is_symlink(device));
+  EXPECT_EQ(read_file(dir / "out"), "before after");
+  EXPECT_EQ(dir.entries(), 1);
+  ::close(fd);
 }
 
 TEST(Files, MissingOrWrongNamesAreErrorsWithARemedy) {
