@@ -124,6 +124,7 @@ TEST(Export, OfACheckpointOfAnyRanksAndStages) {
     const json tokenizer = read_json(out + "/tokenizer_config.json");
     EXPECT_EQ(tokenizer["tokenizer_class"], "LlamaTokenizer");
     EXPECT_EQ(tokenizer["bos_token"], "<s>");
+    EXPECT_EQ(read_json(out + "/tokenizer.json")["model"]["vocab"].size(), 400u);
     EXPECT_EQ(tokenizer["model_max_length"], 64);
     EXPECT_EQ(read_json(out + "/generation_config.json")["eos_token_id"], 2);
   }
