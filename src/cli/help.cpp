@@ -82,6 +82,8 @@ std::string general_help() {
          "  octet tokenize --tokenizer tokenizer.model --input text/*.txt --out train.tokens\n"
          "  octet train configs/tiny_llama.json data.train=train.tokens data.tokenizer=tokenizer.model\n"
          "  octet inspect out/tiny_llama\n"
+         "  octet eval out/tiny_llama --data more.txt\n"
+         "  octet generate out/tiny_llama --prompt \"Once upon a time\"\n"
          "  octet export out/tiny_llama --out out/hf\n"
          "\n"
          "octet help COMMAND explains a command, with examples; octet help options lists the options of all commands,\n"
