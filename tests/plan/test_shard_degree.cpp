@@ -59,6 +59,9 @@ class Machine final : public Host {
   bool shares_memory() const override { return true; }
   void all_gather(void* all, const void* mine, size_t n) override { host_.all_gather(all, mine, n); }
   void all_to_all(void* all, const void* mine, size_t n) override { host_.all_to_all(all, mine, n); }
+  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override {
+    host_.exchange(receives, sends);
+  }
   void broadcast(void* data, size_t n, int root) override { host_.broadcast(data, n, root); }
   void barrier() override { host_.barrier(); }
   std::unique_ptr<Host> split(int colour, int size) override { return host_.split(colour, size); }
