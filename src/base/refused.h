@@ -4,8 +4,8 @@
 
 namespace octet {
 
-// error: errno. "cannot VERB 'path': why: what to do", an InputError where the user can put it right (no such folder, no
-// permission), else a SystemError (a full disk, an I/O error).
+// error: errno. "cannot VERB 'path': why: what to do", an InputError where the user can put it right (no such folder,
+// no permission), else a SystemError (a full disk, an I/O error).
 [[noreturn]] void refused_path(const char* verb, const std::filesystem::path& path, int error);
 
 }  // namespace octet

@@ -112,7 +112,8 @@ void fill_defaults(RunConfig& config) {  // those that depend on other options
   config.schedule.min_lr.default_to(config.schedule.lr / 10);
   if (config.training.seq_len == 0) config.training.seq_len.set(config.model.max_positions);
   PrecisionConfig& precision = config.precision;
-  if (precision.grad_dtype == DType::bf16) precision.reduce_dtype.default_to(DType::bf16);  // wider would carry nothing more
+  if (precision.grad_dtype == DType::bf16)
+    precision.reduce_dtype.default_to(DType::bf16);  // wider would carry nothing more
   if (precision.param_dtype == DType::f64)
     for (Choice<DType>* type : {&precision.grad_dtype, &precision.reduce_dtype, &precision.buffer_dtype,
                                 &precision.master_dtype, &precision.moment_dtype})

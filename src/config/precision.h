@@ -24,11 +24,11 @@ enum class LossScaling { automatic, none, fixed, dynamic };
 
 struct PrecisionConfig : Section {
   PrecisionConfig() : Section("precision") {}
-  Choice<DType> param_dtype{this, "param_dtype", DType::bf16, "of the weights in products, and of activations; fp16: on the CPU only",
-                            half_types()};
+  Choice<DType> param_dtype{this, "param_dtype", DType::bf16,
+                            "of the weights in products, and of activations; fp16: on the CPU only", half_types()};
   Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "of the gradients that micro-batches add up", wide_types()};
-  Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32, "in which gradients travel between ranks (bf16 where grad_dtype is)",
-                              wide_types()};
+  Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32,
+                             "in which gradients travel between ranks (bf16 where grad_dtype is)", wide_types()};
   Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "what the rotary tables are rounded to", half_types()};
   Choice<DType> master_dtype{this, "master_dtype", DType::f32,
                              "of the optimizer's weights; bf16 is rounded stochastically", wide_types()};

@@ -24,9 +24,7 @@ TEST(PlanArchitectures, ParametersAreThePublishedOnes) {
                                          {"neox_20b", 20554567680},
                                          {"mixtral_8x7b", 46702792704},
                                          {"mixtral_8x22b", 140620634112}})
-    EXPECT_EQ(plan::engine().plan(config(name), 1, kHopper).parameters,
-              parameters)
-        << name;
+    EXPECT_EQ(plan::engine().plan(config(name), 1, kHopper).parameters, parameters) << name;
 }
 
 TEST(PlanArchitectures, NeoxFlops) {

@@ -1,6 +1,6 @@
 // Stands in for cudnn_attention.cu in a build without cuDNN.
-#include "ops/tune.h"
 #include "ops/gpu/attention.h"
+#include "ops/tune.h"
 
 namespace octet::BACKEND {
 

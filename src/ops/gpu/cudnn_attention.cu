@@ -6,10 +6,10 @@
 #include <iostream>
 #include <map>
 
-#include "ops/tune.h"
 #include "device/gpu.h"
 #include "ops/gpu/attention.h"
 #include "ops/gpu/cudnn_graph.h"
+#include "ops/tune.h"
 #include "ops/workspace.h"
 
 namespace octet::BACKEND {
