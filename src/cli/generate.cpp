@@ -143,6 +143,7 @@ class Printer {
       if (output_.size() > 1) std::printf("[%zu] %s%s\n", i + 1, output_[i].c_str(), last.c_str());
       else std::printf("%s\n", last.c_str());
     }
+    std::fflush(stdout);  // the line of speeds goes another way
   }
 
  private:
