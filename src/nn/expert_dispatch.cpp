@@ -43,7 +43,8 @@ ExpertDispatch::ExpertDispatch(const ExpertRanks& ranks, int64_t experts, int64_
   CHECK(experts % ranks.group->size() == 0, experts, " experts on ", ranks.group->size(), " ranks");
 }
 
-// A rank's share of all rows is that of its own tokens, and half of the padding to 16 of each expert and sender.
+// A rank's share of all rows is that of its own tokens, and half of the padding (kExpertRows) of each expert and
+// sender.
 int64_t ExpertDispatch::buffer_rows(int64_t N) const {
   const double mean = double(N * K_) + double(E_) * kExpertRows / 2;
   return padded_rows(int64_t(std::ceil(ranks_.buffer * mean)));
