@@ -11,11 +11,11 @@ namespace {
 // Tokens enough that every expert has some; one micro-batch a step, as accumulation would cut the balancing loss
 // otherwise on other numbers of ranks.
 RunConfig mixtral(int ranks, const Changes& changes) {
-  return tiny_config(
-      with({"device=cuda", "model.model_type=mixtral", "model.hidden_size=64", "model.intermediate_size=96",
-            "model.num_local_experts=4", "model.num_experts_per_tok=2", "model.router_aux_loss_coef=0.05",
-            "training.seq_len=64", "memory.poison=true", concat("training.micro_batch_size=", 4 / ranks)},
-           changes));
+  return tiny_config(with({"device=cuda", "model.model_type=mixtral", "model.hidden_size=64",
+                           "model.intermediate_size=96", "model.num_local_experts=4", "model.num_experts_per_tok=2",
+                           "model.router_aux_loss_coef=0.05", "training.seq_len=64", "memory.poison=true",
+                           "training.deterministic=true", concat("training.micro_batch_size=", 4 / ranks)},
+                          changes));
 }
 std::vector<double> losses(int ranks, const Changes& changes) {
   std::vector<double> all;

@@ -41,8 +41,9 @@ TEST_F(GpuGeneration, GreedyInFp32IsTransformersTokenForToken) {
       words.insert(words.end(), {"--batch", penalty == 1 ? "3" : "4"});
       const Ran r = octet_says(words);
       expect_done(r);
+      const json said = json::parse(r.out);
       json got = json::array();
-      for (const json& s : json::parse(r.out)["sequences"]) got.push_back(s["ids"]);
+      for (const json& s : said["sequences"]) got.push_back(s["ids"]);
       EXPECT_EQ(got, want) << model;
     }
 }

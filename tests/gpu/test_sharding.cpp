@@ -78,9 +78,9 @@ TEST_F(TwoGpus, OptionsOfCollectivesChangeNoBit) {
 TEST_F(TwoGpus, NvlsCanBeTurnedOff) {
   const TinyRun tiny;
   std::vector<std::string> words{"env", "NCCL_NVLS_ENABLE=0", "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,ENV"};
-  for (const std::string& word : tiny.words({"device=cuda", "training.steps=2", "--ranks", "2"})) words.push_back(word);
+  for (const std::string& word : tiny.words({"device=cuda", "training.steps=3", "--ranks", "2"})) words.push_back(word);
   const Ran r = run(words);
-  expect_done(r, {"step 2/2"});
+  expect_done(r, {"step 3/3"});
   EXPECT_TRUE(has(r.out + r.err, "NCCL_NVLS_ENABLE set by environment to 0")) << r;
 }
 
