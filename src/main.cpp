@@ -1,6 +1,5 @@
 // octet: argv to command; errors to messages and exit codes.
 #include <cstdio>
-#include <cxxopts.hpp>
 #include <filesystem>
 #include <memory>
 #include <new>
@@ -32,9 +31,6 @@ int main(int argc, char** argv) {
   } catch (const Error& e) {
     message = e.what();
     code = e.exit_code();
-  } catch (const cxxopts::exceptions::exception& e) {
-    message = concat(e.what(), "\nSee octet help ", argc > 1 ? argv[1] : "");
-    code = 2;
   } catch (const std::bad_alloc&) { message = "out of memory"; } catch (const std::exception& e) {
     message = e.what();
   }

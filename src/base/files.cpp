@@ -174,6 +174,18 @@ void write_file(const fs::path& path, std::string_view contents) {
   file.commit();
 }
 
+void keep_inputs(const fs::path& output, const std::vector<std::string>& inputs) {
+  std::error_code none;
+  for (const std::string& input : inputs)
+    if (fs::is_regular_file(input, none) && fs::equivalent(output, input, none))
+      bad_input("cannot write '", output.string(), "': it is also read, and would be lost: give another name");
+}
+
+void append_to_file(const fs::path& path, std::string_view text) {
+  const Closer file{open_or_throw(path, O_WRONLY | O_CREAT | O_APPEND, "write")};
+  pwrite_all(file.fd, text.data(), text.size(), 0, false, path);
+}
+
 void sync_path(const fs::path& path) {
   const Closer file{open_or_throw(path, O_RDONLY, "sync")};
   if (::fsync(file.fd) != 0 && errno != EINVAL) refused_path("sync", path, errno);  // EINVAL: nothing to sync there

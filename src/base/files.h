@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace octet {
 
@@ -54,6 +55,10 @@ class FileWriter {
 
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, std::string_view contents);  // a FileWriter's whole life
+
+// InputError where `output` is one of the files that are read: it would be destroyed.
+void keep_inputs(const std::filesystem::path& output, const std::vector<std::string>& inputs);
+void append_to_file(const std::filesystem::path& path, std::string_view text);  // made where it is not there
 
 // Steps for whoever stages a folder of files: data, then the entries, then the name, each made durable.
 void sync_path(const std::filesystem::path& path);                                        // a file or a folder

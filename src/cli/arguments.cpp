@@ -1,7 +1,8 @@
-// Command lines, parsed by cxxopts; messages name the option and the command whose help explains it.
+// Command lines: a value is any text, of any length and over several lines (a prompt), which is why no regular
+// expression takes them apart. Messages name the option and the command whose help explains it.
+#include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cxxopts.hpp>
 
 #include "base/json.h"
 #include "cli/command.h"
@@ -9,55 +10,53 @@
 namespace octet {
 namespace {
 
-// "--input a b" as "--input=a --input=b": cxxopts gives an option one word.
-std::vector<std::string> spread_repeated(const Command& command, const std::vector<std::string>& words) {
-  std::vector<std::string> out;
-  std::string open;  // the option that takes the next words
-  bool took = false;
-  for (const std::string& word : words) {
-    if (word.size() > 1 && word[0] == '-') {
-      if (!open.empty() && !took) out.push_back(open);  // without a value: cxxopts says so
-      open.clear();
-      for (const OptionSpec& o : command.options)
-        if (o.repeats && word == concat("--", o.name)) open = word;
-      took = false;
-      if (open.empty()) out.push_back(word);
-    } else if (!open.empty()) {
-      out.push_back(open + "=" + word);
-      took = true;
-    } else {
-      out.push_back(word);
-    }
-  }
-  if (!open.empty() && !took) out.push_back(open);
-  return out;
+// "--name", "--name=value", "-x"; not "-1" or "- an item", which are values.
+bool looks_like_option(std::string_view word) {
+  return word.size() > 1 && word[0] == '-' && (word[1] == '-' || std::isalpha(uint8_t(word[1])));
 }
 
-std::vector<std::string> names_of(const Command& command) {
-  std::vector<std::string> names;
-  for (const OptionSpec& o : command.options) names.push_back(concat("--", o.name));
-  return names;
-}
+std::string shortened(const std::string& word) { return word.size() <= 80 ? word : word.substr(0, 80) + "..."; }
 
 }  // namespace
 
 Arguments::Arguments(const Command& command, const std::vector<std::string>& words) : command_(command) {
-  cxxopts::Options options(concat("octet ", command.name));
-  for (const OptionSpec& o : command.options) {
-    if (*o.value) options.add_options()(o.name, o.help, cxxopts::value<std::string>());
-    else options.add_options()(o.name, o.help);
+  const auto find = [&](std::string_view word) -> const OptionSpec* {
+    for (const OptionSpec& o : command.options)
+      if (word == concat("--", o.name)) return &o;
+    return nullptr;
+  };
+  const OptionSpec* open = nullptr;  // takes the next words, and must take one
+  bool took = true;
+  const auto give = [&](const OptionSpec& o, const std::string& value) {
+    given_.emplace_back(o.name, value);
+    took = true;
+    if (!o.repeats) open = nullptr;
+  };
+  const auto close = [&] {
+    if (open && !took) refuse(concat("--", open->name, " needs a value: ", open->value));
+    open = nullptr;
+  };
+  for (const std::string& word : words) {
+    const size_t equals = word.starts_with("--") ? word.find('=') : std::string::npos;
+    const OptionSpec* const o = find(word.substr(0, equals));
+    if (o) {
+      close();
+      if (!*o->value && equals != std::string::npos) refuse(concat(word, ": --", o->name, " takes no value"));
+      open = *o->value ? o : nullptr;
+      took = !open;
+      if (!open) given_.emplace_back(o->name, "");
+      else if (equals != std::string::npos) give(*o, word.substr(equals + 1));
+    } else if (open && (!took || !looks_like_option(word))) {
+      give(*open, word);
+    } else if (looks_like_option(word)) {
+      std::vector<std::string> names;
+      for (const OptionSpec& known : command.options) names.push_back(concat("--", known.name));
+      refuse(concat("unknown option ", shortened(word), did_you_mean(shortened(word.substr(0, equals)), names)));
+    } else {
+      words_.push_back(word);
+    }
   }
-  options.allow_unrecognised_options();  // they come back unmatched, with the words of no option
-  const std::vector<std::string> spread = spread_repeated(command, words);
-  std::vector<const char*> argv{"octet"};
-  for (const std::string& word : spread) argv.push_back(word.c_str());
-  const cxxopts::ParseResult parsed = options.parse(int(argv.size()), argv.data());
-  for (const cxxopts::KeyValue& pair : parsed.arguments()) given_.emplace_back(pair.key(), pair.value());
-  for (const std::string& word : parsed.unmatched()) {
-    if (word.size() > 1 && word[0] == '-')
-      refuse(concat("unknown option ", word, did_you_mean(word.substr(0, word.find('=')), names_of(command))));
-    words_.push_back(word);
-  }
+  close();
 }
 
 void Arguments::refuse(const std::string& why) const {
@@ -92,12 +91,13 @@ std::vector<std::string> Arguments::all(const std::string& option) const {
   return found;
 }
 
-int64_t Arguments::integer(const std::string& option, int64_t least) const {
+int64_t Arguments::integer(const std::string& option, int64_t least, int64_t most) const {
   const std::string value = text(option);
   int64_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || number < least)
-    refuse(concat("--", option, " ", value, ": expected a whole number, ", least, " or more"));
+  if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
+    refuse(concat("--", option, " ", shortened(value), ": expected a whole number, ",
+                  most == INT64_MAX ? concat(least, " or more") : concat("from ", least, " to ", most)));
   return number;
 }
 
@@ -106,13 +106,13 @@ double Arguments::number(const std::string& option) const {
   double number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(number))
-    refuse(concat("--", option, " ", value, ": expected a number"));
+    refuse(concat("--", option, " ", shortened(value), ": expected a number"));
   return number;
 }
 
 void Arguments::expect_words(size_t least, size_t most) const {
   if (words_.size() < least) refuse("something is missing on the command line");
-  if (words_.size() > most) refuse("unexpected word on the command line: " + words_[most]);
+  if (words_.size() > most) refuse("unexpected word on the command line: " + shortened(words_[most]));
 }
 
 Words split_changes(const std::vector<std::string>& words) {

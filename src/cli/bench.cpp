@@ -109,8 +109,8 @@ int bench(const Arguments& arguments, Host* mpi) {
   if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
   RunConfig config = load_config(words.leading[0], words.changes);
   const int64_t ranks = count_ranks(arguments, mpi);
-  const BenchRequest request{.steps = arguments.integer("steps", 1),
-                             .warmup = arguments.integer("warmup", 0),
+  const BenchRequest request{.steps = arguments.integer("steps", 1, 1'000'000'000),
+                             .warmup = arguments.integer("warmup", 0, 1'000'000'000),
                              .profile = arguments.has("profile")};
   validate(config, ranks);
   log_as(config, mpi);

@@ -36,7 +36,7 @@ class Arguments {
   Arguments(const Command& command, const std::vector<std::string>& words);
   bool has(const std::string& option) const;
   std::string text(const std::string& option) const;  // as given last, or its `otherwise`
-  int64_t integer(const std::string& option, int64_t least) const;
+  int64_t integer(const std::string& option, int64_t least, int64_t most = INT64_MAX) const;
   double number(const std::string& option) const;
   std::vector<std::string> all(const std::string& option) const;    // of one that repeats
   const std::vector<std::string>& words() const { return words_; }  // that belong to no option

@@ -62,7 +62,7 @@ struct Text {  // one file of --data
 // Token files as they are; text and JSONL by the model's tokenizer, in a folder that is gone at the end.
 std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, const std::string& model,
                              const fs::path& scratch) {
-  const int64_t most = arguments.integer("limit", 0);
+  const int64_t most = arguments.integer("limit", 0, int64_t{1} << 31);
   std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(arguments, model);
   std::vector<Text> texts;
   for (const std::string& name : expand_globs(arguments.all("data"))) {
@@ -114,9 +114,12 @@ void fill_windows(const Text& text, int64_t first, int64_t count, int64_t T, Eva
 void evaluate_texts(ModelRun& run, const std::string& model, std::vector<Text>& texts) {
   int64_t longest = 0, total = 0, done = 0;
   for (const Text& t : texts) longest = std::max(longest, t.targets);
-  const int64_t B = run.config.training.micro_batch_size, T = std::min(int64_t(*run.config.training.seq_len), longest);
-  run.config.training.seq_len.set(T);
+  const int64_t T = std::min(int64_t(*run.config.training.seq_len), longest);
   for (const Text& t : texts) total += t.windows(T);
+  const int64_t B = std::min(int64_t(*run.config.training.micro_batch_size), total);
+  run.config.training.seq_len.set(T);
+  run.config.training.micro_batch_size.set(B);
+  run.config.training.global_batch_size.set(B);
   Progress progress({.what = "evaluating", .total = total, .unit = "sequences"});
   size_t file = 0, asked = 0;
   int64_t at = 0;
@@ -228,7 +231,7 @@ int eval(const Arguments& arguments, Host* mpi) {
   constexpr int64_t kLongest = 4096;  // unless asked for
   const int64_t asked = arguments.integer("seq-len", 0), range = run.config.model.max_positions;
   if (asked > range) arguments.refuse(concat("--seq-len ", asked, ": the model takes ", range, " tokens"));
-  const int64_t batch = arguments.integer("batch", 1);
+  const int64_t batch = arguments.integer("batch", 1, 1 << 20);
   run.config.training.seq_len.set(asked ? asked : std::min(range, kLongest));
   run.config.training.micro_batch_size.set(batch);
   run.config.training.global_batch_size.set(batch);
@@ -243,7 +246,7 @@ int eval(const Arguments& arguments, Host* mpi) {
   }
   for (const std::string& quiz : quizzes) {
     std::vector<Question> questions = read_questions(quiz, require_tokenizer(arguments, model), range + 1);
-    if (const int64_t most = arguments.integer("limit", 0); most && most < int64_t(questions.size()))
+    if (const int64_t most = arguments.integer("limit", 0, int64_t{1} << 31); most && most < int64_t(questions.size()))
       questions.resize(size_t(most));
     for (const Question& q : questions)
       for (const ScoredRow& r : q.rows)

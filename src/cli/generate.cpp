@@ -24,6 +24,12 @@ std::vector<int32_t> ids_of(const Arguments& arguments, const std::string& optio
   }
 }
 
+void require_tokens(const char* option, const std::vector<int32_t>& ids, const ModelConfig& model) {
+  for (const int32_t id : ids)
+    if (id >= model.vocab_size)
+      bad_input("--", option, ": ", id, " is no token of a model with a vocabulary of ", model.vocab_size);
+}
+
 double number_in(const Arguments& arguments, const char* option, double least, double most) {
   const double x = arguments.number(option);
   if (!(x >= least && x <= most))
@@ -105,9 +111,7 @@ Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const s
     if (int64_t(ids.size()) >= model.max_positions)
       bad_input("a prompt of ", ids.size(), " tokens leaves no room: the model takes ", model.max_positions,
                 " (max_position_embeddings); shorten it");
-    for (int32_t id : ids)
-      if (id >= model.vocab_size)
-        bad_input("--prompt-ids: ", id, " is no token of a model with a vocabulary of ", model.vocab_size);
+    require_tokens("prompt-ids", ids, model);
   }
   return all;
 }
@@ -115,8 +119,11 @@ Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const s
 std::vector<int32_t> stops_of(const Arguments& arguments, const ModelConfig& model) {
   std::vector<int32_t> stop;
   if (model.eos_id >= 0 && !arguments.has("ignore-eos")) stop.push_back(int32_t(model.eos_id));
-  for (const std::string& list : arguments.all("stop-ids"))
-    for (int32_t id : ids_of(arguments, "stop-ids", list)) stop.push_back(id);
+  for (const std::string& list : arguments.all("stop-ids")) {
+    const std::vector<int32_t> ids = ids_of(arguments, "stop-ids", list);
+    require_tokens("stop-ids", ids, model);
+    stop.insert(stop.end(), ids.begin(), ids.end());
+  }
   return stop;
 }
 

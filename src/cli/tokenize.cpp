@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "data/detokenize.h"
+#include "data/loader.h"
 
 namespace octet {
 namespace {
@@ -25,7 +26,7 @@ auto shown(std::unique_ptr<Progress>& progress, const char* what, const char* un
 int encode(const Arguments& arguments, TokenizeOptions options) {
   if (options.output.empty())
     arguments.refuse("--out is missing: give the name of the token file, for example train.tokens");
-  options.threads = int(std::min<int64_t>(arguments.integer("threads", 0), 4096));
+  options.threads = int(arguments.integer("threads", 0, 1024));
   options.bos = !arguments.has("no-bos");
   options.eos = !arguments.has("no-eos");
   std::unique_ptr<Progress> progress;
@@ -62,6 +63,7 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
   std::unique_ptr<Progress> progress;
   if (to_file) options.progress = shown(progress, "decoding", "tokens");
   const Tokenizer tokenizer(arguments.text("tokenizer"));
+  if (to_file) keep_inputs(from.output, expand_globs(from.inputs));
   std::optional<FileWriter> file;
   const Detokenized made = detokenize(tokenizer, options, [&](std::string_view text) {
     if (to_file && !file) file.emplace(from.output);
@@ -90,6 +92,7 @@ int run_tokenize(const Arguments& arguments, Host*) {
   if (!arguments.has("tokenizer")) arguments.refuse("--tokenizer is missing: give a tokenizer.model");
   if (options.inputs.empty())
     arguments.refuse(concat("--input is missing: give files with ", arguments.has("decode") ? "tokens" : "text"));
+  keep_inputs(options.output, {arguments.text("tokenizer")});
   options.documents.json_key = arguments.text("json-key");
   options.documents.separator = arguments.text("separator");
   return arguments.has("decode") ? decode(arguments, options) : encode(arguments, options);

@@ -16,11 +16,12 @@ int tokenizer(const Arguments& arguments, Host*) {
   if (options.inputs.empty()) arguments.refuse("--input is missing: give files with text");
   if (options.output.empty())
     arguments.refuse("--out is missing: give the name of the tokenizer, for example tokenizer.model");
-  const int64_t vocabulary = arguments.integer("vocab-size", 1);
-  if (vocabulary > 1'000'000) arguments.refuse("--vocab-size: a million entries at most");
-  options.vocab_size = int(vocabulary);
+  options.vocab_size = int(arguments.integer("vocab-size", 1, 1'000'000));
   options.character_coverage = arguments.number("character-coverage");
-  options.max_bytes = arguments.integer("max-megabytes", 1) << 20;
+  if (!(options.character_coverage > 0 && options.character_coverage <= 1))
+    arguments.refuse(concat("--character-coverage ", arguments.text("character-coverage"),
+                            ": expected a number above 0, 1 at most"));
+  options.max_bytes = arguments.integer("max-megabytes", 1, 1 << 24) << 20;
   options.documents.json_key = arguments.text("json-key");
   options.documents.separator = arguments.text("separator");
   train_tokenizer(options);

@@ -144,7 +144,9 @@ TokenFileHeader tokenize(const Tokenizer& tokenizer, const TokenizeOptions& opti
   if (options.bos && tokenizer.bos() >= 0) header.flags |= TokenFileHeader::kBos;
   if (options.eos && tokenizer.eos() >= 0) header.flags |= TokenFileHeader::kEos;
 
-  Reader reader(expand_globs(options.inputs), options.documents, tokenizer);
+  const std::vector<std::string> inputs = expand_globs(options.inputs);
+  keep_inputs(options.output, inputs);
+  Reader reader(inputs, options.documents, tokenizer);
   TokenFileWriter writer(options.output, header);
   WordPool pool;
   ordered_parallel<Task, Result>(

@@ -88,8 +88,10 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
               " entries: 3 control pieces and 256 bytes leave no room for words; take 1000 or more");
   if (!(options.character_coverage > 0 && options.character_coverage <= 1))
     bad_input("a character coverage of ", options.character_coverage, ": it must lie in (0, 1]");
+  const std::vector<std::string> inputs = expand_globs(options.inputs);
+  keep_inputs(options.output, inputs);
   FileWriter output(options.output);  // a name that cannot be written is noticed before the work
-  Lines lines(expand_globs(options.inputs), options.documents, options.max_bytes);
+  Lines lines(inputs, options.documents, options.max_bytes);
   lines.rethrow();
   if (lines.done()) bad_input("no text in the input: give files with text or JSONL");
 

@@ -213,6 +213,70 @@ TEST(ExitCodes, APlaceThatCannotBeWrittenIsBadInput) {
   EXPECT_EQ(read_file(folder / "file"), "text");
 }
 
+TEST(ExitCodes, AnOutputThatIsAlsoReadIsBadInput) {
+  const TinyRun tiny;
+  const std::string tokenizer = tiny.path("tokenizer.model"), tokens = tiny.path("train.tokens"),
+                    text = tiny.folder().write("text.txt", read_file(small_text()));
+  fs::create_hard_link(text, tiny.path("link.txt"));
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"tokenizer", "--input", text, "--vocab-size", "400", "--out", text},
+           {"tokenizer", "--input", tiny.path("*.txt"), "--vocab-size", "400", "--out", text},
+           {"tokenize", "--tokenizer", tokenizer, "--input", text, "--out", text},
+           {"tokenize", "--tokenizer", tokenizer, "--input", text, "--out", tiny.path("link.txt")},
+           {"tokenize", "--tokenizer", tokenizer, "--input", text, "--out", tokenizer},
+           {"tokenize", "--decode", "--tokenizer", tokenizer, "--input", tokens, "--out", tokens}}) {
+    const std::string before = read_file(words.back());
+    expect_refused(octet_says(words), {fs::path(words.back()).filename(), "also read"});
+    EXPECT_TRUE(read_file(words.back()) == before) << words.back();
+  }
+}
+
+TEST(ExitCodes, ANumberWithoutMeaningIsBadInput) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"training.steps=3", "checkpoint.every=0"}));
+  const std::string config = tiny.path("config.json"), run = tiny.path("run"), text = small_text(),
+                    out = tiny.path("out"), tokenizer = tiny.path("tokenizer.model"),
+                    tokens = tiny.path("train.tokens");
+  const std::vector<std::vector<std::string>> commands{
+      {"train", config, "--ranks"},
+      {"plan", config, "--ranks"},
+      {"plan", config, "--local-ranks"},
+      {"bench", config, "--steps"},
+      {"bench", config, "--warmup"},
+      {"tokenizer", "--input", text, "--out", out, "--vocab-size"},
+      {"tokenizer", "--input", text, "--out", out, "--max-megabytes"},
+      {"tokenizer", "--input", text, "--out", out, "--character-coverage"},
+      {"tokenize", "--tokenizer", tokenizer, "--input", text, "--out", out, "--threads"},
+      {"export", run, "--out", out, "--vocab-size"},
+      {"export", run, "--out", out, "--max-shard-size"},
+      {"inspect", tokens, "--documents"},
+      {"eval", run, "--device", "cpu", "--data", tokens, "--batch"},
+      {"eval", run, "--device", "cpu", "--data", tokens, "--seq-len"},
+      {"eval", run, "--device", "cpu", "--data", tokens, "--limit"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--temperature"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--temperature", "1", "--top-p"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--temperature", "1", "--top-k"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--max-new-tokens"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--seed"},
+      {"generate", run, "--device", "cpu", "--prompt", "x", "--stop-ids"}};
+  for (const std::vector<std::string>& command : commands)
+    for (const char* number : {"-1", "1e30", "9223372036854775808", "nan", "", "many", "0x10", "1 2"}) {
+      std::vector<std::string> words = command;
+      words.push_back(number);
+      const Ran r = octet_says(words);
+      SCOPED_TRACE(concat(command[0], " ", command.back(), " '", number, "'"));
+      expect_refused(r, {command.back()});
+    }
+  for (const std::vector<std::string>& command :
+       commands) {  // the largest there is: used as far as it goes, or refused
+    std::vector<std::string> words = command;
+    words.push_back("9223372036854775807");
+    const Ran r = octet_says(words);
+    EXPECT_TRUE(r.code == 0 || r.code == 2) << command[0] << " " << command.back() << " " << r;
+    fs::remove_all(out);
+  }
+}
+
 TEST(ExitCodes, AFullDiskIsTheSystemsFault) {
   const TinyRun tiny;
   const std::string tokenizer = tiny.path("tokenizer.model");

@@ -118,6 +118,26 @@ TEST(GenerateFolder, OtherTypesAndRandomWeights) {
   expect_refused(says("no.json", {"--random-init", "--prompt-ids", "1"}), {"no.json"});
 }
 
+// A prompt is any text: over lines, long, beginning like an option.
+TEST_F(Generate, APromptIsAnyText) {
+  const auto ids = [&](const std::vector<std::string>& words) {
+    std::vector<std::string> more{"--max-new-tokens", "1", "--json"};
+    more.insert(more.end(), words.begin(), words.end());
+    const Ran r = says(path("run"), more);
+    expect_done(r);
+    json all = json::array();
+    const json report = r.code == 0 ? json::parse(r.out) : json{{"sequences", json::array()}};
+    for (const json& s : report["sequences"]) all.push_back(s["prompt_ids"]);
+    return all;
+  };
+  const json lines = ids({"--prompt", "The sea\n\nand a gull"});
+  EXPECT_EQ(lines, ids({"--prompt=The sea\n\nand a gull"}));
+  EXPECT_NE(lines, ids({"--prompt", "The sea and a gull"}));
+  EXPECT_EQ(ids({"--prompt", "a\nb", "- b", "-1"}),
+            (json{ids({"--prompt=a\nb"})[0], ids({"--prompt=- b"})[0], ids({"--prompt=-1"})[0]}));
+  expect_refused(says(path("run"), {"--prompt", "--json"}), {"--prompt needs a value"});
+}
+
 TEST_F(Generate, RefusesWhatIsNoModel) {
   const std::vector<std::string> ids{"--prompt-ids", "1,2"};
   expect_refused(says("no/such/folder", ids), {"no/such/folder", "no such folder"});
@@ -157,6 +177,9 @@ TEST_F(Generate, RefusesWhatItCannotDo) {
   for (const char* ids : {"1,x", "1,,2", "1,-3", "", "1,2,", "99999999999"})
     expect_refused(says(other, {"--prompt-ids", ids}), {"--prompt-ids"});
   expect_refused(says(other, {"--prompt-ids", "1,128"}), {"128"});
+  expect_refused(says(other, {"--prompt-ids", "1", "--stop-ids", "5,128"}), {"--stop-ids: 128"});
+  expect_refused(says(model, {"--prompt", std::string(100'000, 'a')}), {"shorten"});
+  expect_refused(says(model, {"--prompt", "x", "-" + std::string(100'000, 'a')}), {"unknown option -aaa"});
   expect_refused(says(model, {"--prompt", "", "--no-bos"}), {"empty prompt"});
   std::string many = "1";
   for (int i = 0; i < 127; ++i) many += ",1";

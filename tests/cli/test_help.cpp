@@ -67,13 +67,15 @@ TEST(CommandLine, UnknownCommandsAndOptionsAreRefusedWithASuggestion) {
 }
 
 TEST(CommandLine, MissingAndMistypedValuesAreRefused) {
-  expect_refused(octet_says({"train", "c.json", "--resume"}), {"resume", "octet help train"});
+  expect_refused(octet_says({"train", "c.json", "--resume"}), {"--resume needs a value", "octet help train"});
+  expect_refused(octet_says({"train", "--resume", "--dry-run", "c.json"}), {"--resume needs a value"});
+  expect_refused(octet_says({"train", "c.json", "--dry-run=yes"}), {"--dry-run=yes", "takes no value"});
   expect_refused(octet_says({"train"}), {"give one config file", "usage: octet train CONFIG.json"});
   expect_refused(octet_says({"tokenize", "--tokenizer", "t", "--out", "o"}), {"--input is missing"});
   expect_refused(octet_says({"tokenizer", "--input", "x", "--out", "o", "--vocab-size", "many"}),
                  {"--vocab-size many", "whole number"});
   expect_refused(octet_says({"tokenizer", "more", "--input", "x", "--out", "o"}), {"unexpected word", "more"});
-  expect_refused(octet_says({"bench", CONFIGS "/tiny_llama.json", "--steps", "0"}), {"--steps 0", "1 or more"});
+  expect_refused(octet_says({"bench", CONFIGS "/tiny_llama.json", "--steps", "0"}), {"--steps 0", "from 1 to"});
 }
 
 }  // namespace octet
