@@ -10,6 +10,7 @@
 #include "config/config_file.h"
 #include "data/checkpoints.h"
 #include "data/checksums.h"
+#include "data/run_folder.h"
 #include "data/safetensors_writer.h"
 #include "ops/tune.h"
 #include "train/weights.h"
@@ -213,12 +214,7 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
 }
 }  // namespace
 
-std::string save_checkpoint(Trainer& trainer, const RunState& state) {
-  Session& s = trainer.session;
-  const fs::path dir = *s.config.checkpoint.dir;
-  std::string digits = std::to_string(state.step);
-  digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
-  const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
+static void write_checkpoint(Session& s, const fs::path& staged, const RunState& state) {
   if (s.host.rank() == 0) {
     std::error_code none;  // what hinders it hinders making it, and is told there
     fs::remove_all(staged, none);
@@ -231,18 +227,40 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   if (s.host.rank() == 0 || has_own_scales(s)) write_scales(s, scales_file(s, staged));
   if (s.host.rank() == 0) write_state(s, staged, state);
   s.host.barrier();  // every rank's ranges are durable
+  if (s.host.rank() != 0) return;
+  for (const auto& entry : fs::directory_iterator(staged))
+    if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
+  checksums.write(staged);
+  write_file(staged / "COMPLETE", "");
+  sync_path(staged);
+}
+
+// Of those up to this step: later ones are another run's, which went on in the same folder before this one.
+static void drop_old(const fs::path& dir, int64_t step, int64_t keep) {
+  std::vector<fs::path> all = complete_checkpoints(dir);
+  std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
+  for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
+    fs::remove(all[i] / "COMPLETE");  // first: half removed it is none
+    fs::remove_all(all[i]);
+  }
+}
+
+std::string save_checkpoint(Trainer& trainer, const RunState& state) {
+  Session& s = trainer.session;
+  const fs::path dir = *s.config.checkpoint.dir;
+  std::string digits = std::to_string(state.step);
+  digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
+  const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
+  try {
+    write_checkpoint(s, staged, state);
+  } catch (...) {  // of a full disk above all: half a checkpoint must not fill it
+    std::error_code none;
+    if (s.host.rank() == 0) fs::remove_all(staged, none);
+    throw;
+  }
   if (s.host.rank() == 0) {
-    for (const auto& entry : fs::directory_iterator(staged))
-      if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
-    checksums.write(staged);
-    sync_path(staged);
-    fs::remove_all(final);  // an incomplete one, or the same step saved again
-    rename_durably(staged, final);
-    write_file(final / "COMPLETE", "");
-    sync_path(final);
-    std::vector<fs::path> all = complete_checkpoints(dir);
-    const int64_t keep = s.config.checkpoint.keep;
-    for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) fs::remove_all(all[i]);
+    replace_folder(staged, final);
+    drop_old(dir, state.step, s.config.checkpoint.keep);
   }
   s.host.barrier();
   return final.string();
@@ -290,7 +308,10 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   for_each_master(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool) {
     read_slice(s, model, stored, ours, t, first);
   });
-  if (fs::exists(folder / "optimizer.safetensors")) {
+  if (!fs::exists(folder / "optimizer.safetensors")) {
+    if (r.step > 0 && s.host.rank() == 0)  // an import is at step 0 and has none
+      log_warning(folder.string(), " has no optimizer.safetensors: the optimizer starts without its moments");
+  } else {
     const SafetensorsModel moments(folder / "optimizer.safetensors");
     for_each_moment(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool) {
       read_slice(s, moments, stored, ours, t, first);

@@ -9,8 +9,9 @@
 //   tokenizer.model        where data.tokenizer names it
 //   checksums.json         of every tensor and file above (data/checksums.h)
 //   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
-// A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed. Ranks
-// write their own ranges of the same files and read any: a run resumes on any number of ranks.
+// A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed, nor
+// by another run (data/run_folder.h). Ranks write their own ranges of the same files and read any: a run resumes on any
+// number of ranks.
 #include <filesystem>
 #include <optional>
 

@@ -2,8 +2,8 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
+#include <sstream>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -55,6 +55,10 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
       peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16),
       memory_(plan.memory.total()) {
   if (!speaks_) return;
+  if (const std::filesystem::path path = *c.log.file; !path.empty()) {  // a log that cannot be is told before the work
+    if (path.has_parent_path()) make_folders(path.parent_path());
+    append_to_file(path, "");
+  }
   log_info(device, ", ", host.size(), host.size() == 1 ? " rank, " : " ranks, ", with_commas(plan.parameters),
            " parameters, ", human_bytes(double(memory_)), " reserved on each rank", sharding_of(c, host.size()));
   if (!c.fp8.enabled) return;
@@ -64,23 +68,21 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
 Metrics::~Metrics() = default;
 
 void Metrics::append(const std::string& line) {
-  if (!speaks_ || config_.log.file->empty()) return;
-  const std::filesystem::path path = *config_.log.file;
-  if (path.has_parent_path()) make_folders(path.parent_path());
-  std::ofstream out(path, std::ios::app);
-  out << line << '\n';
-  if (!out.flush()) throw SystemError(concat("cannot write ", path.string(), ": is the disk full?"));
+  if (speaks_ && !config_.log.file->empty()) append_to_file(*config_.log.file, line + "\n");
 }
 
+// Lines that are not of this program stay.
 void Metrics::truncate(int64_t step) {
-  if (!speaks_ || config_.log.file->empty() || !std::filesystem::exists(*config_.log.file)) return;
+  const std::filesystem::path path = *config_.log.file;
+  if (!speaks_ || path.empty() || !std::filesystem::is_regular_file(path)) return;
   std::string kept, line;
-  std::istringstream in(read_file(*config_.log.file));
+  std::istringstream in(read_file(path));
   while (std::getline(in, line)) {
     const json record = json::parse(line, nullptr, false);
-    if (!record.is_object() || record.value("step", int64_t{0}) <= step) kept += line + "\n";
+    const json at = record.is_object() ? record.value("step", json()) : json();
+    if (!at.is_number_integer() || at.get<int64_t>() <= step) kept += line + "\n";
   }
-  write_file(*config_.log.file, kept);
+  write_file(path, kept);
 }
 
 void Metrics::start(int64_t begin, int64_t last) {

@@ -11,6 +11,8 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "config/peaks.h"
+#include "data/checkpoints.h"
+#include "data/run_folder.h"
 #include "train/agreement.h"
 #include "train/checkpoint.h"
 #include "train/entries.h"
@@ -78,6 +80,17 @@ Data open_data(const RunConfig& c) {
   return data;
 }
 
+std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, Host& host) {
+  const std::string dir = c.checkpoint.dir;
+  if (dir.empty() || host.rank() != 0) return nullptr;
+  auto folder = std::make_unique<RunFolder>(dir);
+  const std::vector<std::filesystem::path> there = complete_checkpoints(dir);
+  if (*c.checkpoint.resume == "none" && !there.empty())
+    log_warning(dir, " holds checkpoints of another run up to step ", checkpoint_step(there.back()),
+                ": a later --resume auto continues that one; give this run a checkpoint.dir of its own");
+  return folder;
+}
+
 class Run {
  public:
   Run(const RunConfig& config, Host& host, const Planner& planner)
@@ -86,6 +99,7 @@ class Run {
         host_(host),
         planner_(planner),
         data_(open_data(config_)),
+        folder_(hold_folder(config_, host)),
         watch_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
@@ -224,6 +238,7 @@ class Run {
   Host& host_;
   const Planner& planner_;
   Data data_;
+  std::unique_ptr<RunFolder> folder_;  // rank 0's
   HealthWatch watch_;
   std::optional<std::filesystem::path> from_;  // the checkpoint that the run continues
   std::vector<std::string> fallbacks_;

@@ -2,7 +2,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <set>
+
 #include "base/files.h"
+#include "data/run_folder.h"
 #include "scratch.h"
 
 namespace octet {
@@ -61,6 +64,47 @@ TEST(Files, ADeviceIsWrittenDirectlyBehindWhatIsThere) {
   EXPECT_EQ(read_file(dir / "out"), "before after");
   EXPECT_EQ(dir.entries(), 1);
   ::close(fd);
+}
+
+TEST(Files, AFolderIsReplacedWholeOrNotAtAll) {
+  const Scratch folder;
+  namespace fs = std::filesystem;
+  const fs::path staged = folder / "staged", final = folder / "final";
+  for (const char* there : {"nothing", "a folder", "a file"}) {
+    fs::remove_all(final);
+    if (there == std::string("a folder")) {
+      fs::create_directory(final);
+      folder.write("final/old", "old");
+    }
+    if (there == std::string("a file")) folder.write("final", "old");
+    fs::create_directory(staged);
+    folder.write("staged/new", "new");
+    replace_folder(staged, final);
+    EXPECT_EQ(read_file(final / "new"), "new") << there;
+    EXPECT_FALSE(fs::exists(final / "old")) << there;
+    EXPECT_EQ(folder.entries(), 1) << there;
+  }
+  EXPECT_TRUE(has(error_of<InputError>([&] { replace_folder(folder / "none", folder / "gone"); }), "gone"));
+  EXPECT_TRUE(has(error_of<InputError>([&] { replace_folder(folder / "none", final); }), "final"));
+  EXPECT_EQ(read_file(final / "new"), "new");  // what could not be replaced is still there
+}
+
+TEST(Files, ARunsFolderIsHeldOnce) {
+  const Scratch folder;
+  {
+    const RunFolder held(folder / "run/below");
+    const std::string said = error_of<InputError>([&] { RunFolder second(folder / "run/below"); });
+    EXPECT_TRUE(has(said, "run/below") && has(said, concat("process ", ::getpid()))) << said;
+    const RunFolder other(folder / "other");
+    for (const char* name : {".saving-00000003", "step-00000001", ".replaced-step-00000001", ".replaced-step-00000002"})
+      folder.write(concat("run/below/", name), name);
+  }
+  const RunFolder again(folder / "run/below");
+  std::set<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "run/below"))
+    left.insert(entry.path().filename());
+  EXPECT_EQ(left, (std::set<std::string>{".lock", "step-00000001", "step-00000002"}));
+  EXPECT_EQ(read_file(folder / "run/below/step-00000001"), "step-00000001");
 }
 
 TEST(Files, MissingOrWrongNamesAreErrorsWithARemedy) {

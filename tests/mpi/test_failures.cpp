@@ -79,15 +79,28 @@ TEST_F(Failures, APausedJobGoesOn) {
 }
 
 TEST_F(Failures, ARankThatThrowsSaysWhere) {
-  Job job(*tiny, 3, endless({"checkpoint.every=3", "checkpoint.dir=" + tiny->path("train.tokens/run")}));
-  const Clock::time_point start = Clock::now();
-  const bool ended = within(kReady, [&] { return !job.runs(); });
-  EXPECT_TRUE(ended);
-  const Ran r = job.wait();
-  std::printf("a rank throws: the job ended after %.1f s, start and three steps included\n", seconds_since(start));
+  Job job(*tiny, 3, endless({}));
+  ASSERT_TRUE(job.reaches_step(4)) << job.wait();
+  fs::remove_all(job.path("run"));
+  write_file(job.path("run"), "a file where the folder was");
+  job.signal(1, SIGTERM);  // rank 0 cannot save
+  const Ran r = job.end("a rank throws");
   EXPECT_EQ(r.code, 2) << r;  // a folder that cannot be there is bad input, whenever it comes to light
-  EXPECT_TRUE(has(r.err, "rank 0: octet: checkpoint at step 3: ")) << r;
-  EXPECT_TRUE(has(r.err, "train.tokens")) << r;
+  EXPECT_TRUE(has(r.err, "rank 0: octet: checkpoint at step ")) << r;
+  EXPECT_TRUE(has(r.err, job.path("run"))) << r;
+}
+
+// Rank 0 holds the folder of checkpoints for all.
+TEST_F(Failures, ASecondJobInTheSameFolderIsRefused) {
+  Job job(*tiny, 2, endless({}));
+  ASSERT_TRUE(job.reaches_step(1)) << job.wait();
+  Job second(*tiny, 2, endless({"checkpoint.dir=" + job.path("run")}));
+  const Ran refused = second.wait();
+  EXPECT_EQ(refused.code, 2) << refused;
+  EXPECT_TRUE(has(refused.err, "rank 0: octet: checkpoint.dir ") && has(refused.err, concat("process ", job.pid(0))))
+      << refused;
+  job.signal(1, SIGTERM);
+  EXPECT_EQ(job.end("SIGTERM after a second job was refused").code, 4);
 }
 
 TEST_F(Failures, ASignalToOneRankSavesTheSameStepOnAll) {

@@ -1,0 +1,104 @@
+#include "data/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "base/check.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/refused.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+// "process 4242 on node3", as the holder wrote it
+std::string name_of_holder(int fd) {
+  std::array<char, 256> text{};
+  const ssize_t n = ::pread(fd, text.data(), text.size(), 0);
+  const std::string said(text.data(), n > 0 ? size_t(n) : 0);
+  return said.starts_with("process ") ? concat(" (", said.substr(0, said.find('\n')), ")") : "";
+}
+
+void write_holder(int fd) {
+  std::array<char, 128> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  const std::string text = concat("process ", ::getpid(), " on ", host.data(), "\n");
+  // Only a name for the message above: a disk that is full for it does not hinder the run.
+  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, text.data(), text.size(), 0) < 0) return;
+}
+
+constexpr std::string_view kSaving = ".saving-", kReplaced = ".replaced-";
+
+// Of saves that were cut short. One that cannot be removed is in nobody's way.
+void clear_rests(const fs::path& folder) {
+  std::error_code none;
+  std::vector<fs::path> rests;
+  for (const auto& entry : fs::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kSaving) || name.starts_with(kReplaced)) rests.push_back(entry.path());
+  }
+  for (const fs::path& rest : rests) {
+    const std::string name = rest.filename().string();
+    const fs::path final = folder / name.substr(name.starts_with(kReplaced) ? kReplaced.size() : name.size());
+    if (name.starts_with(kReplaced) && !fs::exists(final, none)) fs::rename(rest, final, none);  // its heir never came
+    else fs::remove_all(rest, none);
+  }
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const fs::path& folder) {
+  make_folders(folder);
+  const fs::path path = folder / ".lock";
+  do fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  while (fd_ < 0 && errno == EINTR);
+  if (fd_ < 0) refused_path("write", path, errno);
+  int held;
+  do held = ::flock(fd_, LOCK_EX | LOCK_NB);
+  while (held != 0 && errno == EINTR);
+  if (held != 0 && errno == EWOULDBLOCK) {
+    const std::string holder = name_of_holder(fd_);
+    ::close(fd_);
+    bad_input("checkpoint.dir ", folder.string(), ": another run", holder,
+              " writes its checkpoints there: end that one, or give this run a checkpoint.dir of its own");
+  }
+  if (held != 0) {
+    log_warning(folder.string(), " cannot be locked (", std::strerror(errno),
+                "): see to it that no other run writes its checkpoints there");
+    return;  // and whose the rests of saves are is not known
+  }
+  write_holder(fd_);
+  clear_rests(folder);
+}
+
+RunFolder::~RunFolder() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void replace_folder(const fs::path& staged, const fs::path& final) {
+  std::error_code none;
+  if (!fs::exists(fs::symlink_status(final, none))) return rename_durably(staged, final);
+  const fs::path replaced = final.parent_path() / concat(kReplaced, final.filename().string());
+  if (::renameat2(AT_FDCWD, staged.c_str(), AT_FDCWD, final.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_path(final.parent_path());
+    fs::remove_all(staged, none);
+    return;
+  }
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+    refused_path("rename a temporary folder to", final, errno);
+  // A file system that cannot exchange two names (NFS): what a crash between these two leaves, clear_rests() undoes.
+  fs::remove_all(replaced, none);
+  rename_durably(final, replaced);
+  rename_durably(staged, final);
+  fs::remove_all(replaced, none);
+}
+
+}  // namespace octet

@@ -1,0 +1,22 @@
+#pragma once
+// A run's folder of checkpoints, written by one run at a time: two runs that save the same step would mix their files.
+#include <filesystem>
+
+namespace octet {
+
+// Makes the folder and holds it until the end of the object, or of the process however it ends. InputError: another
+// run holds it, or it cannot be made. What an interrupted save left there (.saving-N, .replaced-step-N) is put right.
+class RunFolder {
+ public:
+  explicit RunFolder(const std::filesystem::path& folder);
+  RunFolder(const RunFolder&) = delete;
+  ~RunFolder();
+
+ private:
+  int fd_ = -1;
+};
+
+// `staged` becomes `final` in one step; what stood there is removed afterwards, never before.
+void replace_folder(const std::filesystem::path& staged, const std::filesystem::path& final);
+
+}  // namespace octet

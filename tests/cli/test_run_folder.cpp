@@ -1,0 +1,124 @@
+// What a run has saved is never harmed: not by a second run, a second signal, a full disk, or checkpoints of a run
+// before.
+#include <chrono>
+#include <thread>
+
+#include "cli/tiny_run.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+bool within_two_minutes(const std::function<bool()>& happens) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (std::chrono::steady_clock::now() < limit) {
+    if (happens()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+const std::vector<std::string> kEndless{"training.steps=10000000", "checkpoint.every=0"};
+
+struct Endless : TinyRun {
+  Endless() : process(words(kEndless), folder()) {
+    EXPECT_TRUE(within_two_minutes([&] { return !process.runs() || fs::exists(path("metrics.jsonl")); }));
+  }
+  Process process;
+};
+
+}  // namespace
+
+TEST(RunFolder, ASecondRunInItIsRefused) {
+  Endless first;
+  ASSERT_TRUE(first.process.runs()) << first.process.wait();
+  expect_refused(first.train({"log.file="}), {first.path("run"), concat("another run (process ", first.process.pid()),
+                                              "checkpoint.dir of its own"});
+  expect_done(first.train({"log.file=", "checkpoint.dir=" + first.path("other")}), {"step 10/10"});
+  first.process.signal(SIGTERM);
+  EXPECT_EQ(first.process.wait().code, 4);
+  expect_done(first.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
+}
+
+TEST(RunFolder, IsFreeAfterAKillAndRidOfAnInterruptedSave) {
+  Endless first;
+  ASSERT_TRUE(first.process.runs()) << first.process.wait();
+  first.process.signal(SIGKILL);
+  first.process.wait();
+  fs::create_directories(first.path("run/.saving-00000003"));
+  first.folder().write("run/.saving-00000003/model.safetensors", "half of it");
+  expect_done(first.train(), {"step 10/10"});
+  EXPECT_EQ(names_in(first.path("run")), (std::vector<std::string>{".lock", "step-00000005", "step-00000010"}));
+}
+
+TEST(RunFolder, ManySignalsEndARunAtOnceAndHarmNothing) {
+  for (int round = 0; round < 3; ++round) {
+    Endless run;
+    ASSERT_TRUE(run.process.runs()) << run.process.wait();
+    while (run.process.runs()) {
+      run.process.signal(SIGINT);
+      std::this_thread::sleep_for(std::chrono::microseconds(400 * (1 + 4 * round)));
+    }
+    const Ran r = run.process.wait();
+    EXPECT_TRUE(r.code == 4 || r.code == 128 + SIGINT) << r;
+    const Ran next = run.train({"training.steps=10000000", "training.stop_after=1"});
+    expect_done(next, {r.code == 4 ? "resumed from" : "saved"});
+    for (const std::string& name : names_in(run.path("run"))) EXPECT_FALSE(has(name, "saving")) << name;
+  }
+}
+
+TEST(RunFolder, AFullDiskEndsTheRunAndKeepsWhatWasSaved) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"training.stop_after=5"}));
+  const std::string at = tiny.path("run/step-00000005/");
+  const std::string weights = read_file(at + "model.safetensors"), moments = read_file(at + "optimizer.safetensors");
+  // A file may grow to 64 KiB more than the weights take: the moments do not fit.
+  const Ran r = run({"sh", "-c",
+                     concat("trap '' XFSZ; ulimit -f ", (weights.size() + 65536) / 512, "; ", OCTET_BINARY, " train ",
+                            tiny.path("config.json"))});
+  EXPECT_EQ(r.code, 3) << r;
+  EXPECT_TRUE(has(r.err, "checkpoint at step 10") && has(r.err, "optimizer.safetensors")) << r;
+  EXPECT_EQ(names_in(tiny.path("run")), (std::vector<std::string>{".lock", "step-00000005"}));
+  EXPECT_TRUE(read_file(at + "model.safetensors") == weights && read_file(at + "optimizer.safetensors") == moments);
+  expect_done(tiny.train(), {"resumed from " + tiny.path("run/step-00000005"), "step 10/10"});
+}
+
+TEST(RunFolder, KeepDropsNothingThatWasJustSaved) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"checkpoint.keep=1"}));
+  const Ran anew = tiny.train({"--resume", "none", "training.steps=6", "checkpoint.every=3", "checkpoint.keep=1"});
+  expect_done(anew, {"step 6/6"});
+  EXPECT_TRUE(has(anew.out + anew.err, "another run up to step 10")) << anew;
+  EXPECT_EQ(names_in(tiny.path("run")), (std::vector<std::string>{".lock", "step-00000006", "step-00000010"}));
+}
+
+TEST(RunFolder, ALogThatCannotBeWrittenIsToldBeforeTheFirstStep) {
+  const TinyRun tiny;
+  for (const std::string& bad : {tiny.path(""), tiny.path("train.tokens/log.jsonl")}) {
+    const Ran r = tiny.train({"log.file=" + bad});
+    expect_refused(r, {bad == tiny.path("") ? bad : tiny.path("train.tokens"), "name another place"});
+    EXPECT_FALSE(has(r.out, "step 1/")) << r;
+  }
+  const Ran full = tiny.train({"log.file=/dev/full", "checkpoint.dir="});
+  EXPECT_EQ(full.code, 3) << full;
+  EXPECT_TRUE(has(full.err, "/dev/full") && has(full.err, "No space")) << full;
+}
+
+TEST(RunFolder, LinesOfALogThatAreNotOursStay) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"training.stop_after=5"}));
+  const std::string theirs = "{\"step\": \"later\"}\n{\"step\": 1e300}\n{\"step\": null}\n[7]\nnot JSON\n";
+  tiny.folder().write("metrics.jsonl", theirs + "{\"step\": 5}\n{\"step\": 6}\n");
+  expect_done(tiny.train(), {"step 10/10"});
+  EXPECT_TRUE(read_file(tiny.path("metrics.jsonl")).starts_with(theirs + "{\"step\": 5}\n{\"step\":6,"))
+      << read_file(tiny.path("metrics.jsonl"));
+}
+
+}  // namespace octet
