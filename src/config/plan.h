@@ -33,9 +33,10 @@ struct MemoryPlan {  // bytes of each arena
     for (size_t b : bytes) sum += b;
     return sum;
   }
+  static constexpr size_t kUnbounded = size_t{1} << 50;
   static constexpr MemoryPlan unbounded() {  // for addresses without memory
     MemoryPlan p;
-    p.bytes.fill(size_t{1} << 50);
+    p.bytes.fill(kUnbounded);
     return p;
   }
   bool operator==(const MemoryPlan&) const = default;

@@ -32,6 +32,10 @@ class Check {
     if (t.seq_len > c_.model.max_positions)
       refuse("training.seq_len (", t.seq_len, ") is longer than the model's range: model.max_position_embeddings is ",
              c_.model.max_positions);
+    constexpr int64_t kMostRows = int64_t{1} << 27;  // a hundred times what any card has room for
+    if (t.micro_batch_size * t.seq_len > kMostRows)
+      refuse("training.micro_batch_size times training.seq_len is ", t.micro_batch_size * t.seq_len,
+             " tokens that a rank computes at once; at most ", kMostRows, ": lower one of them");
     if (t.global_batch_size % (std::max<int64_t>(ranks_, 1) * t.micro_batch_size))
       refuse("training.global_batch_size (", t.global_batch_size, ") is no multiple of training.micro_batch_size (",
              t.micro_batch_size, ")", ranks_ > 1 ? concat(" times ", ranks_, " ranks") : "");

@@ -52,6 +52,18 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatToDo) {
               {"DOES NOT FIT", "memory.recompute_blocks"});
 }
 
+TEST(Plan, RefusesWhatNoMachineHolds) {
+  for (const char* command : {"plan", "bench"}) {
+    expect_refused(octet_says({command, CONFIGS "/tiny_llama.json", "checkpoint.dir=", "model.hidden_size=1048576",
+                               "model.num_attention_heads=65536", "model.num_hidden_layers=10000", "model.head_dim=0",
+                               "model.num_key_value_heads=0"}),
+                   {"PiB", "weights", "model"});
+    expect_refused(octet_says({command, CONFIGS "/tiny_llama.json", "checkpoint.dir=",
+                               "training.micro_batch_size=1000000", "training.global_batch_size=1000000"}),
+                   {"training.micro_batch_size", "256000000 tokens", "lower"});
+  }
+}
+
 TEST(Plan, RefusesWhatTheCardCannotDo) {
   expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--target", "a100", "fp8.enabled=true"}),
                  {"compute capability 8.0", "fp8.enabled=false"});
