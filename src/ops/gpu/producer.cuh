@@ -4,9 +4,11 @@
 // A tile is 128 rows x 16 units; a unit makes kWays vectors of 8 columns. A thread holds one unit of 4 adjacent rows at
 // a time, so that all its loads are in flight together; codes turn in registers, 4x4 bytes at once, and pass through
 // shared memory as words of 4 rows. Both stores of codes are full lines: 128 bytes of q, 128 of q_t. The word of row
-// group r and column c lies at r ^ 2*(c/8): no bank conflict, neither here nor there.
+// group r and column c lies at r ^ kSwizzle*(c/8): no bank conflict, neither here nor there.
 //
 // What a producer F gives:  kWays; units; place(unit); Raw; load<kFast>(raw, n, place); compute(y, raw, n, place).
+// A producer of which rows share work also gives a Carry: a tile is 8 units wide then, for the registers, and a thread
+// goes down 8 adjacent rows:  begin(carry, n, place) before the first, compute(y, raw, n, place, carry).
 #include "ops/gpu/reduce.cuh"
 
 namespace octet::BACKEND {
@@ -69,16 +71,18 @@ __device__ inline void turn(uint32_t (&w)[8], const uint2 (&rows)[4]) {
     w[4 * h + 2] = __byte_perm(ab1, cd1, 0x5410), w[4 * h + 3] = __byte_perm(ab1, cd1, 0x7632);
   }
 }
-struct TurnedTile {  // 128 columns x 32 groups of 4 rows
-  alignas(16) uint32_t word[128 * 32];
+template <int kUnits = 16>
+struct TurnedTile {  // 8 * kUnits columns x 32 groups of 4 rows
+  static constexpr int kSwizzle = 32 / kUnits;
+  alignas(16) uint32_t word[8 * kUnits * 32];
   __device__ void put(const uint2 (&rows)[4], int unit, int group) {
     uint32_t w[8];
     turn(w, rows);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) word[(unit * 8 + j) * 32 + (group ^ (2 * unit))] = w[j];
+    for (int j = 0; j < 8; ++j) word[(unit * 8 + j) * 32 + (group ^ (kSwizzle * unit))] = w[j];
   }
   __device__ uint2 get(int column, int lane) const {  // rows 8*lane .. 8*lane+7
-    return reinterpret_cast<const uint2*>(word)[column * 16 + (lane ^ (column / 8))];
+    return reinterpret_cast<const uint2*>(word)[column * 16 + (lane ^ (kSwizzle / 2 * (column / 8)))];
   }
 };
 
@@ -94,13 +98,34 @@ __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8]
   return codes;
 }
 
+template <class F>
+concept Carries = requires {
+  typename F::Carry;
+};
+template <class F>
+struct CarryOf {
+  using Type = struct {};
+};
+template <Carries F>
+struct CarryOf<F> {
+  using Type = typename F::Carry;
+};
+template <class F>
+constexpr int kTileUnits = Carries<F> ? 8 : 16;
+template <class F, class T>
+consteval int tile_blocks() {  // an SM
+  if (Carries<F>) return 4;
+  return sizeof(T) == 2 ? 3 : 2;
+}
+
 template <class F, class T, DType kFormat, bool kTurn>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(const F f, const Sink<T> out) {
-  constexpr int K = F::kWays,
-                kBatch = K == 2 || sizeof(typename F::Raw) > 32 ? 2 : 4;  // rows in flight: registers for three blocks
-  __shared__ TurnedTile tile[kTurn ? K : 1];
-  __shared__ int columns[kTurn ? K : 1][16];  // where each unit's vectors stand, or -1: found once a block, read often
-  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16, unit = blockIdx.x * 16 + tx;
+__global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
+    produce_kernel(const F f, const Sink<T> out) {
+  constexpr int K = F::kWays, U = kTileUnits<F>,  // rows in flight: registers for the blocks that are bound above
+      kBatch = !Carries<F> && (K == 2 || sizeof(typename F::Raw) > 32) ? 2 : 4;
+  __shared__ TurnedTile<U> tile[kTurn ? K : 1];
+  __shared__ int columns[kTurn ? K : 1][U];  // where each unit's vectors stand, or -1: found once a block, read often
+  const int tx = threadIdx.x % U, ty = threadIdx.x / U, unit = blockIdx.x * U + tx;
   const int64_t row0 = blockIdx.y * int64_t(128);
   const Place place = unit < f.units ? f.place(unit) : Place{};
   if constexpr (kTurn)
@@ -109,9 +134,11 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
       for (int k = 0; k < K; ++k) columns[k][tx] = place.count[k] ? place.col[k] : -1;
   const float scale = out.read_scale();
   uint32_t amax = 0;
+  typename CarryOf<F>::Type carry;
+  if constexpr (Carries<F>) f.begin(carry, min(row0 + ty * 8, out.rows - 1), place);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const int group = half * 16 + ty;
+    const int group = Carries<F> ? 2 * ty + half : half * 16 + ty;
     const int64_t n0 = row0 + group * 4, at0 = n0 * out.cols;
     uint2 codes[K][4] = {};
 #pragma unroll
@@ -125,7 +152,8 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
         const int64_t n = n0 + r0 + r;
         if (n >= out.rows) continue;
         float y[K][8];
-        f.compute(y, raw[r], n, place);
+        if constexpr (Carries<F>) f.compute(y, raw[r], n, place, carry);
+        else f.compute(y, raw[r], n, place);
 #pragma unroll
         for (int k = 0; k < K; ++k)
           if (place.count[k])
@@ -139,15 +167,16 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 2) produce_kernel(co
   }
   if constexpr (kTurn) {
     __syncthreads();
-    if (row0 + 8 * tx < out.rows) {
-      uint8_t* to = out.q_t + row0 + 8 * tx + int64_t(ty % 8) * out.rows;  // a thread's columns are 16 apart
+    const int lane = threadIdx.x % 16, first = threadIdx.x / 16;  // a thread's columns are U apart
+    if (row0 + 8 * lane < out.rows) {
+      uint8_t* to = out.q_t + row0 + 8 * lane + int64_t(first % 8) * out.rows;
 #pragma unroll
       for (int k = 0; k < K; ++k)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int column = columns[k][ty / 8 + 2 * i];
+          const int column = columns[k][first / 8 + U / 8 * i];
           if (column < 0) continue;
-          *reinterpret_cast<uint2*>(to + int64_t(column) * out.rows) = tile[k].get(ty + 16 * i, tx);
+          *reinterpret_cast<uint2*>(to + int64_t(column) * out.rows) = tile[k].get(first + U * i, lane);
         }
     }
   }
@@ -168,7 +197,11 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
     typename F::Raw raw;
     float y[K][8];
     f.template load<false>(raw, n, place);
-    f.compute(y, raw, n, place);
+    if constexpr (Carries<F>) {
+      typename F::Carry carry;
+      f.begin(carry, n, place);
+      f.compute(y, raw, n, place, carry);
+    } else f.compute(y, raw, n, place);
 #pragma unroll
     for (int k = 0; k < K; ++k)
 #pragma unroll
@@ -194,11 +227,12 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
   if (!fast || !out.fast()) {
     produce_any_kernel<<<blocks_for(out.rows * f.units, 256), 256, 0, raw(s)>>>(f, out);
   } else {
-    const dim3 grid(blocks_for(f.units, 16), blocks_for(out.rows, 128));
+    constexpr unsigned kThreads = 16 * kTileUnits<F>;
+    const dim3 grid(blocks_for(f.units, kTileUnits<F>), blocks_for(out.rows, 128));
     CHECK(grid.y <= 65535, out.rows, " rows are too many");
     with_bool(out.q_t, [&]<bool kTurn>() {
-      if (out.format == DType::e5m2) produce_kernel<F, T, DType::e5m2, kTurn><<<grid, 256, 0, raw(s)>>>(f, out);
-      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, 256, 0, raw(s)>>>(f, out);
+      if (out.format == DType::e5m2) produce_kernel<F, T, DType::e5m2, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out);
+      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out);
     });
   }
   CUDA_CHECK(cudaGetLastError());

@@ -18,7 +18,7 @@ struct Given {
 
 // Both halves of a tile are loaded before either is turned: 64 bytes a thread in flight.
 __global__ void __launch_bounds__(256) transpose_kernel(uint8_t* y, const uint8_t* x, int64_t N, int64_t C) {
-  __shared__ TurnedTile tile;
+  __shared__ TurnedTile<> tile;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t row0 = blockIdx.y * int64_t(128), col0 = blockIdx.x * int64_t(128), c = col0 + tx * 8;
   uint2 codes[2][4] = {};

@@ -22,9 +22,10 @@ struct Angles {
     if (t >= T) t -= T, ++b;
     return t + first + (start ? __ldg(start + b) : 0);
   }
+  __device__ const float* at(int64_t position, int i) const { return table + (position * half + i) * 2; }
   template <bool kFast>
   __device__ void load(float4 (&pairs)[4], int64_t n, int i, int count) const {
-    const float* p = table + (position(unsigned(n)) * half + i) * 2;
+    const float* p = at(position(unsigned(n)), i);
     if constexpr (kFast) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) pairs[j] = __ldg(reinterpret_cast<const float4*>(p) + j);
