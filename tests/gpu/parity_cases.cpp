@@ -114,7 +114,7 @@ void run_embedding_backward(Runner& r) {
   embedding_backward(r.stream, dw, dy, ids, sorted);
 }
 
-// ---- rotary embedding. c: which heads
+// ---- rotary embedding. c: which heads; kB: each sequence has a first position of its own
 struct Turn {
   Tensor x;
   Rope rope;
@@ -125,16 +125,19 @@ Turn turn_of(Runner& r) {
   const int64_t rotated[] = {64, 64, 20, 24, 128, 6, 32, 16, 16};  // R
   const Heads h = all[r.k.c];
   const int64_t T = std::max<int64_t>(1, r.k.n / 3), first = 2, half = rotated[r.k.c] / 2;
+  std::vector<int32_t> start;
+  for (int64_t b = 0; b * T < r.k.n; ++b) start.push_back(int32_t(r.below(40, uint64_t(b))));
+  const int64_t positions = T + first + (r.has(kB) ? 40 : 0);
   std::vector<double> table;
-  for (int64_t t = 0; t < T + first; ++t)
+  for (int64_t t = 0; t < positions; ++t)
     for (int64_t i = 0; i < half; ++i) {
       const double angle = double(t) * std::pow(10000.0, -double(i) / double(half));
       table.push_back(std::cos(angle)), table.push_back(std::sin(angle));
     }
   for (double& v : table) v = rounded(DType::f32, v);
   const Tensor x = r.input({r.k.n, h.width()});
-  const Tensor angles = r.place(r.wide(), {T + first, half, 2}, stored(r.wide(), table).data(), Start::aligned);
-  return {x, {angles, h, T, first}};
+  const Tensor angles = r.place(r.wide(), {positions, half, 2}, stored(r.wide(), table).data(), Start::aligned);
+  return {x, {angles, h, T, first, r.has(kB) ? r.ints(start) : Tensor{}}};
 }
 void run_rope_forward(Runner& r) {
   const Turn t = turn_of(r);
@@ -229,7 +232,7 @@ void run_finish_gradients(Runner& r) {  // d: which state
   finish_gradients(r.stream, state_of(r, s, true), r.k.d == 5 ? 0 : r.k.d == 8 ? 1e-3 : 1.5, r.k.d >= 6 ? 3 : 0);
 }
 
-// ---- scaling: c slots, a history of n; kA most recent, kB te_compat, kC powers of 2, kD no new scale
+// ---- scaling: c slots, a history of n; kA most recent, kB te_compat, kC powers of 2, kD no new scale; d: no state
 void run_update_scales(Runner& r) {
   const int64_t S = r.k.c, L = r.k.n;
   const float odd[] = {0, INFINITY, NAN, 1e-42f, 1e-38f, 3e38f};
@@ -250,7 +253,33 @@ void run_update_scales(Runner& r) {
   u.largest = r.place(DType::f32, {S}, largest.data());
   u.nonfinite = r.report("nonfinite", r.place(DType::u32, {S}, nonfinite.data()), Compare::bits);
   u.most_recent = r.has(kA), u.te_compat = r.has(kB), u.power_of_2 = r.has(kC), u.rescale = !r.has(kD);
-  update_scales(r.stream, u, state_of(r, {.nonfinite_casts = 2}, true));
+  update_scales(r.stream, u, r.k.d ? Tensor{} : state_of(r, {.nonfinite_casts = 2}, true));
+}
+// c slots, a history of n, groups of d slots, of which every third leaves out the slot behind it. About a third of the
+// slots have been used; kA: none, kB: all.
+void run_lend_scales(Runner& r) {
+  const int64_t S = r.k.c, L = r.k.n;
+  std::vector<float> scale(size_t(4 * S)), history(size_t(L * S));
+  std::vector<uint32_t> amax(static_cast<size_t>(S));
+  for (size_t i = 0; i < scale.size(); ++i) scale[i] = float(std::abs(normal(r.k.seed, 1, i)));
+  for (size_t i = 0; i < history.size(); ++i) history[i] = float(std::abs(normal(r.k.seed, 2, i)));
+  for (int64_t i = 0; i < S; ++i) {
+    float& newest = history[size_t((L - 1) * S + i)];
+    const bool used = r.has(kB) || (!r.has(kA) && r.below(3, uint64_t(i)) == 0);
+    if (L == 1 && !used) scale[size_t(4 * i)] = 1;
+    if (!used) newest = 0;
+    else if (i % 13 == 5) newest = i % 2 ? INFINITY : NAN;
+  }
+  std::vector<int32_t> groups;
+  for (int64_t first = 0; first + r.k.d <= S; first += r.k.d + (groups.size() % 6 == 0)) {
+    groups.push_back(int32_t(first));
+    groups.push_back(int32_t(r.k.d));
+  }
+  ScaleState u;
+  u.scale = r.report("scale", r.place(DType::f32, {S, 4}, scale.data()), Compare::bits);
+  u.amax = r.report("amax", r.place(DType::u32, {S}, amax.data()), Compare::bits);
+  u.history = r.report("history", r.place(DType::f32, {L, S}, history.data()), Compare::bits);
+  lend_scales(r.stream, u, matrix(r.ints(groups), std::ssize(groups) / 2));
 }
 void run_current_scale(Runner& r) {  // d: which amax
   const float values[] = {0, INFINITY, NAN, 1e-42f, 1e-37f, 0.3f, 7.7f, 3e38f};
@@ -287,6 +316,7 @@ const std::map<std::string, std::function<void(Runner&)>>& table() {
       {"adamw", run_adamw},
       {"finish_gradients", run_finish_gradients},
       {"update_scales", run_update_scales},
+      {"lend_scales", run_lend_scales},
       {"current_scale", run_current_scale},
       {"moe_route", run_moe_route},
       {"moe_route_backward", run_moe_route_backward},

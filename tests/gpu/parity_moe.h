@@ -8,12 +8,22 @@
 
 namespace octet::BACKEND {
 
-inline std::vector<int32_t> some_experts(const Runner& r, int64_t E) {  // kA: one expert takes nearly all
-  std::vector<int32_t> expert;
-  for (int64_t n = 0; n < r.k.n; ++n) {
-    const int64_t first = r.has(kA) && n % 19 ? E - 1 : r.below(E, uint64_t(n));
-    for (int64_t k = 0; k < r.k.d; ++k) expert.push_back(int32_t((first + k) % E));
+// kA: one expert takes nearly all; kD: the first ones have 0, 1, 15, 17, 31, 32 and 33 tokens as their first choice,
+// the last one the rest; kA | kD: one expert takes all.
+inline std::vector<int32_t> some_experts(const Runner& r, int64_t E) {
+  std::vector<int64_t> first;  // of each token; a token's other experts are those behind it
+  if (r.has(kD)) {
+    const int64_t rows[] = {0, 1, 15, 17, 31, 32, 33};
+    for (int64_t e = 0; !r.has(kA) && e < std::min<int64_t>(E - 1, std::ssize(rows)); ++e)
+      first.insert(first.end(), size_t(std::min(rows[e], r.k.n - std::ssize(first))), e);
+    first.resize(size_t(r.k.n), E - 1);
+    for (int64_t n = r.k.n - 1; n > 0; --n) std::swap(first[size_t(n)], first[size_t(r.below(n + 1, uint64_t(n)))]);
+  } else {
+    for (int64_t n = 0; n < r.k.n; ++n) first.push_back(r.has(kA) && n % 19 ? E - 1 : r.below(E, uint64_t(n)));
   }
+  std::vector<int32_t> expert;
+  for (const int64_t e : first)
+    for (int64_t k = 0; k < r.k.d; ++k) expert.push_back(int32_t((e + k) % E));
   return expert;
 }
 // Where the rows of those tokens lie, as moe_sort has it.
@@ -61,11 +71,13 @@ inline void run_moe_sort(Runner& r) {
                   r.output("count", DType::i32, {E}, Compare::bits), r.output("row", DType::i32, {N, K}, Compare::bits),
                   r.output("source", DType::i32, {R}, Compare::bits)};
   moe_sort(r.stream, m, matrix(r.ints(some_experts(r, E)), N));
-  std::vector<int32_t> home(size_t(E) + 1);
+  std::vector<int32_t> home(size_t(E) + 1), fetched(size_t(E) + 1, -1);
   const auto offset = moe_offsets(r.stream, home.data(), m.offset, N * K);
+  moe_fetch_offsets(r.stream, fetched.data(), m.offset.as(DType::i32, {1, E + 1}), N * K);
   copy_to_host(r.stream, home.data(), m.offset.data, m.offset.bytes());
   r.stream.synchronize();
   CHECK(std::equal(offset.begin(), offset.end(), home.begin(), home.end()), "offsets on the host differ");
+  CHECK(fetched == home, "offsets that were fetched differ");
 }
 inline constexpr int64_t kExperts = 5;  // of the ops below
 inline void run_moe_gather(Runner& r) {
@@ -92,7 +104,7 @@ inline void run_moe_combine_backward(Runner& r) {
                                   .weight = r.positive(DType::f32, {N, K}),
                                   .source = r.ints(h.source)});
 }
-inline void run_moe_losses(Runner& r) {  // d layers
+inline void run_moe_losses(Runner& r) {  // d layers; kA: each layer's own losses, kB: none, only the load
   const int64_t N = r.k.n, E = r.k.c, L = r.k.d;
   std::vector<int32_t> count(static_cast<size_t>(E));
   for (size_t e = 0; e < count.size(); ++e) count[e] = int32_t(r.below(N + 1, e));
@@ -102,12 +114,14 @@ inline void run_moe_losses(Runner& r) {  // d layers
                 .weight = r.positive(DType::f32, {N, 1}),
                 .probability = r.positive(DType::f32, {N, E}),
                 .lse = r.input(DType::f32, {N})});
-  moe_losses(r.stream, {.losses = r.report("losses", r.positive(DType::f64, {2})),
+  const Tensor losses = r.report("losses", r.positive(DType::f64, {2}));
+  moe_losses(r.stream, {.losses = r.has(kB) ? Tensor{} : losses,
                         .total = r.output("total", DType::f64, {3, E}),
                         .load = r.report("load", r.positive(DType::f64, {L, E})),
                         .sums = sums,
                         .balance = 0.25,
-                        .z = 0.5});
+                        .z = 0.5,
+                        .by_layer = r.has(kA)});
 }
 inline void run_moe_jitter(Runner& r) {
   const int64_t N = r.k.n, C = r.k.c;

@@ -89,7 +89,7 @@ class Parity : public testing::Test {
   }
   bool has_f64(const Case& k) const {
     for (const char* op : {"quantize_bits", "transpose", "count_codes", "convert", "init_normal", "sum",
-                           "finish_gradients", "update_scales", "current_scale", "adamw"})
+                           "finish_gradients", "update_scales", "lend_scales", "current_scale", "adamw"})
       if (k.op == op) return false;
     return true;
   }
@@ -212,9 +212,10 @@ TEST_F(Parity, Rope) {
   std::vector<std::array<int64_t, 3>> shapes;
   for (int64_t n : {1, 17, 48, 77, 144, 160})
     for (int64_t heads = 0; heads < 9; ++heads) shapes.push_back({n, heads, 0});
-  check_all("rope_forward", shapes, {0});
+  check_all("rope_forward", shapes, {0, kB});
   std::vector<int> variants = kForms;
-  for (int more : {kA | kUnmeasured, kA | kQ | kQt, kA | kQt | kE5m2}) variants.push_back(more);
+  for (int more : {kA | kUnmeasured, kA | kQ | kQt, kA | kQt | kE5m2, kB | kPlain, kA | kB | kQ | kQt})
+    variants.push_back(more);
   check_all("rope_backward", shapes, variants);
 }
 TEST_F(Parity, Swiglu) {
@@ -259,15 +260,21 @@ TEST_F(Parity, MoeRouting) {
   for (const auto& [n, c, d] :
        {std::array<int64_t, 3>{1, 4, 2}, {77, 8, 2}, {20000, 8, 2}, {9000, 3, 1}, {40, 1000, 6}, {3, 1, 1}})
     for (int variant : {0, kA + 0}) check({.op = "moe_sort", .n = n, .c = c, .d = d, .variant = variant});
+  for (const auto& [n, c, d] :
+       {std::array<int64_t, 3>{1, 2, 1}, {16, 3, 1}, {33, 4, 1}, {129, 8, 1}, {500, 8, 2}, {9000, 16, 1}, {9000, 9, 3}})
+    for (int variant : {kD + 0, kA | kD}) check({.op = "moe_sort", .n = n, .c = c, .d = d, .variant = variant});
 }
 TEST_F(Parity, MoeRows) {
   const std::vector<std::array<int64_t, 3>> shapes{
       {1, 16, 2}, {77, 272, 2}, {300, 100, 1}, {33, 4112, 5}, {600, 4096, 2}};
-  check_all("moe_gather", shapes, {0, kA});
-  check_all("moe_combine", shapes, {0, kA, kB, kC, kA | kC});
-  check_all("moe_combine_backward", shapes, {0, kA});
+  check_all("moe_gather", shapes, {0, kA, kD, kA | kD});
+  check_all("moe_combine", shapes, {0, kA, kB, kC, kA | kC, kD, kA | kC | kD});
+  check_all("moe_combine_backward", shapes, {0, kA, kD, kA | kD});
 }
-TEST_F(Parity, MoeLosses) { check_all("moe_losses", {{1, 4, 2}, {77, 8, 2}, {20000, 8, 32}, {300, 1000, 1}}, {0}); }
+TEST_F(Parity, MoeLosses) {
+  check_all("moe_losses", {{1, 4, 2}, {15, 3, 1}, {77, 8, 2}, {20000, 8, 32}, {300, 1000, 1}, {17, 300, 5}},
+            {0, kA, kB});
+}
 TEST_F(Parity, MoeJitter) { check_all("moe_jitter", {{1, 16, 0}, {77, 272, 0}}, {0}); }
 
 TEST_F(Parity, Adamw) {
@@ -287,7 +294,13 @@ TEST_F(Parity, FinishGradients) {
 TEST_F(Parity, Scaling) {
   for (int64_t L : {1, 2, 4, 32, 33, 1024})
     for (int64_t S : {1, 45, 384})
-      for (int flags = 0; flags < 16; ++flags) check({.op = "update_scales", .n = L, .c = S, .variant = flags * kA});
+      for (int flags = 0; flags < 16; ++flags)
+        for (int64_t d : {0, 1}) check({.op = "update_scales", .n = L, .c = S, .d = d, .variant = flags * kA});
+  for (int64_t L : {1, 2, 17, 1024})
+    for (const auto& [S, each] : {std::pair<int64_t, int64_t>{1, 1}, {15, 1}, {17, 2}, {45, 8}, {1000, 3}, {384, 128}})
+      for (int variant : {0, kA + 0, kB + 0})
+        for (bool shifted : {false, true})
+          check({.op = "lend_scales", .n = L, .c = S, .d = each, .variant = variant, .shifted = shifted});
   for (int64_t d = 0; d < 8; ++d)
     for (int variant : {0, kC + 0}) check({.op = "current_scale", .d = d, .variant = variant});
 }
