@@ -81,6 +81,7 @@ struct SwigluBackward {
     const int c = unit * 8, count = min(8, F - c);
     return {{c, F + c}, {count, count}};
   }
+  bool adjacent() const { return F % 16 == 0; }
   template <bool kFast>
   __device__ void load(Raw& raw, int64_t n, const Place& p) const {
     const T* g = gu + n * 2 * F + p.col[0];

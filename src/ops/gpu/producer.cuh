@@ -7,6 +7,7 @@
 // group r and column c lies at r ^ kSwizzle*(c/8): no bank conflict, neither here nor there.
 //
 // What a producer F gives:  kWays; units; place(unit); Raw; load<kFast>(raw, n, place); compute(y, raw, n, place).
+// With two ways, adjacent(): units 2m and 2m+1 have neighbouring columns in both, and are both there or both not.
 // A producer of which rows share work also gives a Carry: a tile is 8 units wide then, for the registers, and a thread
 // goes down 8 adjacent rows:  begin(carry, n, place) before the first, compute(y, raw, n, place, carry).
 #include "ops/gpu/reduce.cuh"
@@ -46,6 +47,7 @@ struct Sink {
   bool fast() const {  // vectors of 8 may be stored
     return cols % 8 == 0 && (!q_t || rows % 8 == 0) && aligned({plain}) && aligned({q, q_t}, 8);
   }
+  bool takes_pairs() const { return cols % 16 == 0 && aligned({q}); }
   __device__ void write_scale_inv() const {  // by the first thread of the grid
     if (scale_inv && scale && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale_inv = __frcp_rn(*scale);
   }
@@ -98,6 +100,26 @@ __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8]
   return codes;
 }
 
+// The same for both vectors of a unit whose neighbour, in lane ^ 1, has the eight columns beside each: the even one
+// stores 16 codes of the first vectors, the odd one of the second. All lanes come here; `in`: it has values.
+template <DType kFormat, class T>
+__device__ inline void emit_pair(uint2 (&codes)[2], const Sink<T>& out, int64_t row, const Place& p, bool in,
+                                 const float (&y)[2][8], float scale, uint32_t& amax) {
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const uint32_t m = magnitude8(y[k]);
+    amax = max(amax, m);
+    codes[k] = encode8<kFormat>(y[k], scale, m);
+    if (in && out.plain) store8(out.plain + row + p.col[k], pack<T>(y[k]));
+  }
+  if (!out.q) return;
+  const bool odd = threadIdx.x % 2;
+  uint2 far = odd ? codes[0] : codes[1];
+  far.x = __shfl_xor_sync(~0u, far.x, 1), far.y = __shfl_xor_sync(~0u, far.y, 1);
+  const uint4 both = odd ? uint4{far.x, far.y, codes[1].x, codes[1].y} : uint4{codes[0].x, codes[0].y, far.x, far.y};
+  if (in) *reinterpret_cast<uint4*>(out.q + row + (odd ? p.col[1] - 8 : p.col[0])) = both;
+}
+
 template <class F>
 concept Carries = requires {
   typename F::Carry;
@@ -120,7 +142,7 @@ consteval int tile_blocks() {  // an SM
 
 template <class F, class T, DType kFormat, bool kTurn>
 __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
-    produce_kernel(const F f, const Sink<T> out) {
+    produce_kernel(const F f, const Sink<T> out, bool pairs) {
   constexpr int K = F::kWays, U = kTileUnits<F>,  // rows in flight: registers for the blocks that are bound above
       kBatch = !Carries<F> && (K == 2 || sizeof(typename F::Raw) > 32) ? 2 : 4;
   __shared__ TurnedTile<U> tile[kTurn ? K : 1];
@@ -149,16 +171,23 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
         if (n0 + r0 + r < out.rows) f.template load<true>(raw[r], n0 + r0 + r, place);
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
-        const int64_t n = n0 + r0 + r;
-        if (n >= out.rows) continue;
-        float y[K][8];
-        if constexpr (Carries<F>) f.compute(y, raw[r], n, place, carry);
-        else f.compute(y, raw[r], n, place);
+        const int64_t n = n0 + r0 + r, row = at0 + (r0 + r) * int(out.cols);
+        const bool in = n < out.rows;
+        float y[K][8] = {};
+        if (in) {
+          if constexpr (Carries<F>) f.compute(y, raw[r], n, place, carry);
+          else f.compute(y, raw[r], n, place);
+        }
+        if constexpr (K == 2)
+          if (pairs) {
+            uint2 both[2];
+            emit_pair<kFormat>(both, out, row, place, in && place.count[0], y, scale, amax);
+            codes[0][r0 + r] = both[0], codes[1][r0 + r] = both[1];
+            continue;
+          }
 #pragma unroll
         for (int k = 0; k < K; ++k)
-          if (place.count[k])
-            codes[k][r0 + r] =
-                emit<kFormat, kTurn>(out, at0 + (r0 + r) * int(out.cols) + place.col[k], y[k], scale, amax);
+          if (in && place.count[k]) codes[k][r0 + r] = emit<kFormat, kTurn>(out, row + place.col[k], y[k], scale, amax);
       }
     }
     if constexpr (kTurn)
@@ -230,9 +259,12 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
     constexpr unsigned kThreads = 16 * kTileUnits<F>;
     const dim3 grid(blocks_for(f.units, kTileUnits<F>), blocks_for(out.rows, 128));
     CHECK(grid.y <= 65535, out.rows, " rows are too many");
+    bool pairs = false;
+    if constexpr (F::kWays == 2) pairs = f.adjacent() && out.takes_pairs();
     with_bool(out.q_t, [&]<bool kTurn>() {
-      if (out.format == DType::e5m2) produce_kernel<F, T, DType::e5m2, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out);
-      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out);
+      if (out.format == DType::e5m2)
+        produce_kernel<F, T, DType::e5m2, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out, pairs);
+      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out, pairs);
     });
   }
   CUDA_CHECK(cudaGetLastError());

@@ -24,9 +24,13 @@ struct RopeBackward {
       const int i = 8 * j, count = min(8, l.half - i);
       return {{col + i, col + l.half + i}, {count, count}, i};
     }
-    const int from = value ? 16 * j : 2 * l.half + 16 * (j - pairs);  // copied through, 16 columns a unit
-    return {{col + from, col + from + 8}, {max(0, min(8, l.D - from)), max(0, min(8, l.D - from - 8))}};
+    // Copied through: two vectors of the columns from `first` on, each out of its half of them.
+    const int first = value ? 0 : 2 * l.half, at = 8 * (value ? j : j - pairs), width = l.D - first,
+              half = (width + 15) / 16 * 8;
+    if (at >= half) return {};
+    return {{col + first + at, col + first + half + at}, {min(8, width - at), max(0, min(8, width - half - at))}};
   }
+  bool adjacent() const { return l.half % 16 == 0 && (l.D - 2 * l.half) % 32 == 0; }
   template <bool kFast>
   __device__ void load(Raw& raw, int64_t n, const Place& p) const {
     raw.a = BACKEND::load<kFast>(x + n * width + p.col[0], p.count[0]);
