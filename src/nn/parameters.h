@@ -236,8 +236,12 @@ class ParameterStore {
   }
   static size_t lane(const Unit& u) { return u.residence == Residence::beside; }  // units in use at once differ in it
 
-  static constexpr int64_t kAlign = 128;  // elements: 128 bytes at least, whatever the type
-  Holders store_;                         // of units without any of their own
+  static Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
+
+  static constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);  // of a unit's segments
+  static constexpr int64_t kAlign = 128;               // elements: 128 bytes at least, whatever the type
+  static constexpr int64_t kStage = int64_t{1} << 22;  // elements of stage_
+  Holders store_;                                      // of units without any of their own
   Comm& all_;
   Stream& side_;
   Event point_;

@@ -1,0 +1,63 @@
+#pragma once
+// The block that the architectures share: attention and an MLP (or experts), each behind a norm, around a residual
+// stream.
+//   sequential  h = x + attention(norm1(x)),  y = h + mlp(norm2(h))
+//   parallel    h = x + attention(norm1(x)),  y = h + mlp(norm2(x))                Wang & Komatsuzaki 2021 (GPT-J)
+// Dimension key:  N rows   C channels
+#include "models/model.h"
+#include "nn/attention.h"
+
+namespace octet::BACKEND {
+
+enum class Residual : uint8_t { sequential, parallel };
+
+// In the order in which they declare their parameters: initialise it with braces, which keep to it.
+template <class Mlp>
+struct BlockParts {
+  Norm attention_norm;
+  SelfAttention attention;
+  Norm mlp_norm;
+  Mlp mlp;
+  Residual residual = Residual::sequential;
+};
+
+template <class Mlp>  // GatedMlp, GeluMlp, Moe
+class ResidualBlock final : public Block {
+ public:
+  explicit ResidualBlock(BlockParts<Mlp> parts) : our_(std::move(parts)) {}
+
+  void forward(Context& c, Tensor y, Tensor x) override {
+    const int64_t N = x.rows();
+    Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
+    const Tensor h = memory.alloc(x.dtype, x.shape);
+    const Operand a = our_.attention.input(c, N);
+    our_.attention_norm.forward(c, a, x);
+    our_.attention.forward(c, h, a, x);
+    const Operand m = our_.mlp.input(c, N);
+    our_.mlp_norm.forward(c, m, parallel() ? x : h);
+    our_.mlp.forward(c, y, m, h);
+  }
+
+  void backward(Context& c, Tensor d) override {
+    const Tensor dm = our_.mlp.backward(c, d);
+    if (!parallel()) {
+      our_.mlp_norm.backward(c, d, dm);
+      our_.attention_norm.backward(c, d, our_.attention.backward(c, d));
+      return;
+    }
+    const Tensor da = our_.attention.backward(c, d);  // both of dy, before d becomes dx
+    our_.mlp_norm.backward(c, d, dm);
+    our_.attention_norm.backward(c, d, da);
+  }
+
+ private:
+  bool parallel() const { return our_.residual == Residual::parallel; }
+  BlockParts<Mlp> our_;
+};
+
+template <class Mlp>
+std::unique_ptr<Block> residual_block(BlockParts<Mlp> parts) {
+  return std::make_unique<ResidualBlock<Mlp>>(std::move(parts));
+}
+
+}  // namespace octet::BACKEND

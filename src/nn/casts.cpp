@@ -1,0 +1,75 @@
+// From the masters of the parameter store to what products read: scales, FP8 slices, plain weights.
+#include <algorithm>
+
+#include "nn/parameters.h"
+
+namespace octet::BACKEND {
+
+void ParameterStore::publish(Stream& s, Masters masters) {
+  if (!options_.delayed_weights) {
+    if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
+    scales_.update(s, &all_, {});                         // all ranks agree before any of them casts
+  } else if (masters == Masters::stepped) {
+    scales_.update(s, &all_, {});  // with the maxima that the casts before these measured
+  } else if (scales_.size()) {
+    fill_zero(s, scales_.state().amax);  // of weights that are gone
+    measure_masters(s);
+    scales_.fit_cold(s, all_);
+    fill_zero(s, scales_.state().amax);  // the casts measure what they read
+  }
+  cast_slices(s);
+  if (masters == Masters::changed)
+    for (Unit& u : units_)
+      if (const Segment& g = u.segments[kPlain]; g.size && keeps_weights(u) && !shares_masters(u))
+        convert(s, slice(u, weights_[size_t(u.weights)].plain), g.master);
+  for (Weights& w : weights_) w.unit = -1;
+  for (Weights& w : evaluate_) w.unit = -1;
+  for (Unit& u : units_)
+    if (keeps_weights(u)) start_gather(s, u, Use::backward);
+}
+
+void ParameterStore::measure_masters(Stream& s) {
+  for_each_group([&](const std::string&, const Param& p, const Local& l) {
+    if (p.slot >= 0 && l.master.numel()) quantize(s, {.slot = scales_.measured(p.slot)}, l.master);
+  });
+}
+
+void ParameterStore::cast_slices(Stream& s) {
+  for (Unit& u : units_)
+    for (const Group& g : u.groups) {
+      const Param& p = g.param;
+      if (p.slot < 0) continue;
+      const Local l = local(u, p.segment, p.offset, p.shape.numel());
+      const Segment& segment = u.segments[kFp8];
+      const int64_t at = (static_cast<char*>(l.master.data) - static_cast<char*>(segment.master.data)) /
+                         int64_t(size_of(options_.master));
+      const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.frozen(p.slot);
+      cast(s,
+           {.q = segment.q.part(at, {l.master.numel()}),
+            .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,
+            .slot = slot},
+           l.master, scales_.counts(p.slot));
+    }
+}
+
+void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor counts) {
+  const auto into = [&](Operand to) {
+    if (!stage_) return quantize(s, to, master);
+    for (int64_t i = 0; i == 0 || i < master.numel();
+         i += kStage) {  // once at least: scale_inv belongs to ranks without elements too
+      const Shape some{std::min(kStage, master.numel() - i)};
+      const Tensor rounded = stage_.part(0, some);
+      convert(s, rounded, master.part(i, some));
+      to.q = y.q.part(i, some);
+      quantize(s, to, rounded);
+    }
+  };
+  if (!counts || !master.numel()) return into(y);
+  into({.q = y.q,
+        .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // what is zero now is zero in the masters
+  count_codes(s, counts.part(4, {4}), y.q);
+  into(y);
+  count_codes(s, counts.part(0, {4}), y.q);
+}
+
+}  // namespace octet::BACKEND
