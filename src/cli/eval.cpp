@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "cli/model_folder.h"
 #include "cli/model_run.h"
 #include "cli/multiple_choice.h"
 #include "cli/ranks.h"
@@ -226,7 +227,7 @@ int eval(const Arguments& arguments, Host* mpi) {
   if (arguments.all("data").empty() && quizzes.empty())
     arguments.refuse("give --data: token files, text or JSONL; or questions with --multiple-choice");
   require_one_process(arguments, mpi, "eval");
-  const std::string model = find_model(words.leading[0]);
+  const std::string model = find_model_folder(words.leading[0]).string();
   ModelRun run = run_of(arguments, model, words.changes);
   constexpr int64_t kLongest = 4096;  // unless asked for
   const int64_t asked = arguments.integer("seq-len", 0), range = run.config.model.max_positions;

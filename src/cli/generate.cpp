@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/progress.h"
+#include "cli/model_folder.h"
 #include "cli/model_run.h"
 #include "cli/ranks.h"
 
@@ -190,7 +191,7 @@ int generate(const Arguments& arguments, Host* mpi) {
   if (words.leading.size() != 1) arguments.refuse("give the folder of one model, and --prompt behind it");
   require_one_process(arguments, mpi, "generate");
   const bool random = arguments.has("random-init");
-  const std::string folder = random ? words.leading[0] : find_model(words.leading[0]);
+  const std::string folder = random ? words.leading[0] : find_model_folder(words.leading[0]).string();
   ModelRun run = run_of(arguments, folder, words.changes);
   const ModelConfig& model = run.config.model;
   const Prompts prompts = prompts_of(arguments, model, folder);

@@ -19,11 +19,17 @@ void require_folder(const std::string& path) {
 
 fs::path find_model_folder(const std::string& path) {
   require_folder(path);
-  std::error_code none;
+  std::error_code why;
   const fs::path folder = path;
-  if (fs::exists(folder / "config.json", none) || fs::exists(folder / "state.json", none)) return folder;
+  const bool model = fs::exists(folder / "config.json", why);
+  if (why) bad_input(path, ": ", why.message(), "; give a folder that you may read");
+  const bool checkpoint = fs::exists(folder / "state.json", why);
+  if (checkpoint) require_complete(folder);
+  if (model || checkpoint) return folder;
   const std::vector<fs::path> all = complete_checkpoints(folder);
-  if (all.empty()) bad_input(path, " holds no model: neither config.json nor a complete checkpoint step-N is in it");
+  if (all.empty())
+    bad_input(path, " holds no model: neither config.json nor a complete checkpoint step-N is in it; give the folder ",
+              "of a checkpoint, or of a model as transformers saves it");
   return all.back();
 }
 

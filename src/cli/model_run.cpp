@@ -6,42 +6,7 @@
 #include "cli/ranks.h"
 
 namespace octet {
-namespace {
 namespace fs = std::filesystem;
-
-std::string newest_checkpoint(const fs::path& folder) {
-  std::string newest;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();  // step-00000200: names sort as steps do
-    if (name.starts_with("step-") && fs::exists(entry.path() / "COMPLETE") &&
-        (newest.empty() || name > fs::path(newest).filename().string()))
-      newest = entry.path().string();
-  }
-  return newest;
-}
-
-}  // namespace
-
-std::string find_model(const std::string& given) try {
-  if (!fs::exists(given))
-    bad_input(
-        given,
-        ": no such folder; give a checkpoint, or a model as transformers saves it (config.json and model.safetensors)");
-  if (!fs::is_directory(given))
-    bad_input(given, ": is a file; give the folder of the model, with its config.json and model.safetensors");
-  const fs::path folder = given;
-  if (!fs::exists(folder / "config.json")) {
-    const std::string newest = newest_checkpoint(folder);
-    if (newest.empty())
-      bad_input(given, ": holds neither config.json nor a complete checkpoint step-N; give the folder of a model");
-    return newest;
-  }
-  if (fs::exists(folder / "state.json") && !fs::exists(folder / "COMPLETE"))
-    bad_input(given, ": this checkpoint was not saved to its end (it has no file COMPLETE); take an earlier one");
-  return given;
-} catch (const fs::filesystem_error& e) {
-  bad_input(given, ": ", e.code().message(), "; give a folder that you may read");
-}
 
 std::vector<OptionSpec> model_run_options() {
   return {{"device", "auto|cpu|cuda", "where to compute", "auto"},

@@ -9,9 +9,6 @@
 
 namespace octet {
 
-// The folder with its config.json and weights: what was given, or the newest checkpoint in it.
-std::string find_model(const std::string& given);
-
 // The model's config and where it runs, by the options --device and --dtype and section.key=value behind. model: a
 // folder, a config.json, or the config of a run, whose section "model" is taken.
 struct ModelRun {

@@ -26,12 +26,17 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
   return found;
 }
 
+void require_complete(const fs::path& folder) {
+  std::error_code none;
+  if (!fs::exists(folder / "COMPLETE", none))
+    bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); take an older one");
+}
+
 json read_checkpoint_state(const fs::path& folder) {
   std::error_code none;
   if (!fs::is_directory(folder, none))
     bad_input(folder.string(), ": no such checkpoint folder; give a folder step-N that octet train has written");
-  if (!fs::exists(folder / "COMPLETE", none))
-    bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); take an older one");
+  require_complete(folder);
   const std::string file = (folder / "state.json").string();
   json state = read_json(file);
   if (!state.is_object()) bad_input(file, ": no object; it was not written by octet");

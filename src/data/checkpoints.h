@@ -13,6 +13,7 @@ inline constexpr int kCheckpointFormat = 1;  // of state.json
 int64_t checkpoint_step(const std::filesystem::path& folder);  // of "step-00001000"; -1 if it is none
 // Complete ones, oldest first.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& dir);
+void require_complete(const std::filesystem::path& folder);  // InputError: a checkpoint that was cut short
 // state.json of a complete checkpoint. InputError: no such folder, cut short, of another format.
 json read_checkpoint_state(const std::filesystem::path& folder);
 
