@@ -3,33 +3,17 @@
 #include <gtest/gtest.h>
 
 #include "comm_checks.h"
+#include "host_wrapper.h"
 #include "ranks.h"
 
 namespace octet::BACKEND {
 namespace {
 
 // A thread that must speak in messages, as a process does.
-class Talkative final : public Host {
+class Talkative final : public HostWrapper {
  public:
-  explicit Talkative(Host& host) : host_(host) {}
-  int rank() const override { return host_.rank(); }
-  int size() const override { return host_.size(); }
-  int local_rank() const override { return host_.local_rank(); }
-  int local_size() const override { return host_.local_size(); }
+  using HostWrapper::HostWrapper;
   bool shares_memory() const override { return false; }
-  void all_gather(void* all, const void* mine, size_t n) override { host_.all_gather(all, mine, n); }
-  void all_to_all(void* all, const void* mine, size_t n) override { host_.all_to_all(all, mine, n); }
-  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override {
-    host_.exchange(receives, sends);
-  }
-  void broadcast(void* data, size_t n, int root) override { host_.broadcast(data, n, root); }
-  void barrier() override { host_.barrier(); }
-  std::unique_ptr<Host> split(int colour, int size) override { return host_.split(colour, size); }
-  std::shared_ptr<void> when_lost(std::function<void()> f) override { return host_.when_lost(std::move(f)); }
-  void abort(int code) noexcept override { host_.abort(code); }
-
- private:
-  Host& host_;
 };
 
 TEST(Comm, SharedMemoryIsExact) {

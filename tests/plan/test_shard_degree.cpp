@@ -4,6 +4,7 @@
 
 #include "cli/ranks.h"
 #include "cli/run.h"
+#include "host_wrapper.h"
 #include "ranks.h"
 
 namespace octet {
@@ -49,27 +50,14 @@ TEST(ShardDegree, WhatIsSaidIsKept) {
 }
 
 // Threads that say they are ranks of these machines, by their ranks on them.
-class Machine final : public Host {
+class Machine final : public HostWrapper {
  public:
-  Machine(Host& host, int local_rank, int local_size) : host_(host), local_rank_(local_rank), local_size_(local_size) {}
-  int rank() const override { return host_.rank(); }
-  int size() const override { return host_.size(); }
+  Machine(Host& host, int local_rank, int local_size)
+      : HostWrapper(host), local_rank_(local_rank), local_size_(local_size) {}
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
-  bool shares_memory() const override { return true; }
-  void all_gather(void* all, const void* mine, size_t n) override { host_.all_gather(all, mine, n); }
-  void all_to_all(void* all, const void* mine, size_t n) override { host_.all_to_all(all, mine, n); }
-  void exchange(const std::vector<Part>& receives, const std::vector<Part>& sends) override {
-    host_.exchange(receives, sends);
-  }
-  void broadcast(void* data, size_t n, int root) override { host_.broadcast(data, n, root); }
-  void barrier() override { host_.barrier(); }
-  std::unique_ptr<Host> split(int colour, int size) override { return host_.split(colour, size); }
-  std::shared_ptr<void> when_lost(std::function<void()> f) override { return host_.when_lost(std::move(f)); }
-  void abort(int code) noexcept override { host_.abort(code); }
 
  private:
-  Host& host_;
   int local_rank_, local_size_;
 };
 
