@@ -97,6 +97,7 @@ MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
   if (::fstat(file.fd, &info) != 0) refused_path("read", path, errno);
   if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
   size_ = size_t(info.st_size);
+  device_ = info.st_dev, inode_ = info.st_ino;
   if (size_ == 0) return;  // mmap refuses a length of zero
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
   if (data == MAP_FAILED) refused_path("map", path, errno);
@@ -105,10 +106,23 @@ MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      device_(other.device_),
+      inode_(other.inode_) {}
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<char*>(data_), size_);
+}
+
+void MappedFile::require_whole() const {
+  struct stat now;
+  if (::stat(path_.c_str(), &now) != 0 || now.st_dev != device_ || now.st_ino != inode_) return;
+  if (size_t(now.st_size) < size_)
+    throw SystemError(concat("'", path_.string(), "' was cut from ", size_, " to ", now.st_size,
+                             " bytes while it was in use: put the whole file back and start again; to exchange a file "
+                             "under way, move the new one to its name"));
 }
 
 FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {

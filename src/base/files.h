@@ -22,11 +22,15 @@ class MappedFile {
   std::string_view bytes() const { return {data_, size_}; }
   int64_t size() const { return int64_t(size_); }
   const std::filesystem::path& path() const { return path_; }
+  // Before reading what may have been mapped long ago: a SystemError when somebody has cut the file short since. The
+  // pages behind its new end would end the program with a signal. Another file under its name does no harm.
+  void require_whole() const;
 
  private:
   std::filesystem::path path_;
   const char* data_ = nullptr;
   size_t size_ = 0;
+  uint64_t device_ = 0, inode_ = 0;  // which file it is: a descriptor for each of thousands of files is too many
 };
 
 // Writes to NAME.tmp in constant memory; commit() flushes, fsyncs, renames it to NAME and fsyncs the folder. Without

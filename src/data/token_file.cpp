@@ -77,6 +77,7 @@ uint32_t TokenFile::at(int64_t position) const {
 void TokenFile::read(int64_t first, std::span<int32_t> out) const {
   const int64_t n = int64_t(out.size());
   CHECK(first >= 0 && n <= tokens() && first <= tokens() - n, "tokens [", first, ", +", n, ") of ", path().string());
+  file_.require_whole();
   const char* from = file_.bytes().data() + sizeof header_ + first * header_.token_bytes;
   if (header_.token_bytes == 2) {
     for (int64_t i = 0; i < n; ++i) {
@@ -102,6 +103,7 @@ int64_t TokenFile::document_start(int64_t document) const {
 }
 
 int64_t TokenFile::documents_before(int64_t position) const {
+  file_.require_whole();
   int64_t low = 0, high = documents();  // the answer lies in [low, high]
   while (low < high) {
     const int64_t mid = low + (high - low) / 2;

@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <functional>
+
 #include "data/loader.h"
 #include "data/token_file.h"
 #include "scratch.h"
@@ -121,6 +123,40 @@ TEST(TokenFile, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
     EXPECT_EQ(loader.batch(0, 7).batch, 7);
     EXPECT_TRUE(has(error_of<InputError>([&] { loader.batch(7, 1); }), "token 777"));
   }
+}
+
+// Read as it is mapped, it would end the program with SIGBUS.
+TEST(TokenFile, OneThatIsCutShortUnderWayIsNamed) {
+  const Scratch dir;
+  const std::filesystem::path path = token_file(dir / "good", 100000, 300);
+  const TokenFile file(path);
+  std::vector<int32_t> ids(10);
+  file.read(file.tokens() - 10, ids);
+  std::filesystem::resize_file(path, 5000);
+  for (const auto& use : std::vector<std::function<void()>>{[&] { file.read(file.tokens() - 10, ids); },
+                                                            [&] { file.documents_before(70); }}) {
+    try {
+      use();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const SystemError& e) {
+      for (const char* part : {"good'", "cut from", "to 5000 bytes", "put the whole file back"})
+        EXPECT_TRUE(has(e.what(), part)) << e.what();
+      EXPECT_EQ(e.exit_code(), 3);
+    }
+  }
+}
+
+TEST(TokenFile, AnotherFileUnderItsNameDoesNoHarm) {
+  const Scratch dir;
+  const std::filesystem::path path = token_file(dir / "good", 1000, 300);
+  const TokenFile file(path);
+  std::filesystem::rename(token_file(dir / "other", 10, 300), path);
+  std::vector<int32_t> ids(10);
+  file.read(990, ids);
+  EXPECT_EQ(ids[9], 999 % 300);
+  std::filesystem::remove(path);
+  file.read(990, ids);
+  EXPECT_EQ(file.documents_before(1000), 143);
 }
 
 TEST(TokenFile, NothingIsLeftOfOneThatWasNotFinished) {
