@@ -1,10 +1,24 @@
 #include "cli/ranks.h"
 
+#include <omp.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/log.h"
+#include "host/processors.h"
 
 namespace octet {
+namespace {
+
+// With as many threads each as if it were alone, ranks of one machine spend most of their time on waiting for threads
+// of others to leave the processor. OMP_NUM_THREADS goes before.
+void share_processors(Host& host) {
+  const int share = fair_share(host);
+  if (share > 0 && !std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(share);
+}
+
+}  // namespace
 
 const Engine& choose_engine(const RunConfig& config) {
   const Engine& gpu = gpu::engine();
@@ -85,10 +99,14 @@ int64_t count_ranks(const Arguments& arguments, const Host* mpi) {
 }
 
 void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body) {
-  if (mpi) return body(*mpi);
+  const auto run = [&](Host& host) {
+    share_processors(host);
+    body(host);
+  };
+  if (mpi) return run(*mpi);
   constexpr int64_t kMost = 256;  // it is for trying out
   if (ranks > kMost) bad_input("--ranks ", ranks, ": at most ", kMost, " threads; start more ranks with mpirun");
-  if (ranks > 1) return run_threads(int(ranks), body);
+  if (ranks > 1) return run_threads(int(ranks), run);
   LoneHost alone;
   body(alone);
 }

@@ -23,7 +23,7 @@ int64_t chosen_shard_degree(const RunConfig&, const Machines&, const Planner&);
 RunConfig with_shard_degree(const RunConfig&, Host&, const Engine&, const Planner&);  // the same on all ranks
 
 int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun, or of --ranks
-// The ranks of mpirun, or `ranks` threads, or this process alone.
+// The ranks of mpirun, or `ranks` threads, or this process alone; with their share of the processors.
 void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body);
 void log_as(const RunConfig& config, const Host* mpi);
 

@@ -15,7 +15,10 @@ struct Device::Impl {};
 
 Device::Device(const Options& options) : options_(options) {}  // the default Target: no card, always deterministic
 Device::~Device() = default;
-std::string Device::name() const { return concat("CPU, ", omp_get_max_threads(), " threads"); }
+std::string Device::name() const {
+  const int threads = omp_get_max_threads();
+  return concat("CPU, ", threads, threads == 1 ? " thread" : " threads");
+}
 size_t Device::total_bytes() const { return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)); }
 size_t Device::used_bytes() const {  // resident pages of this process, all its ranks together
   size_t total = 0, resident = 0;
