@@ -107,6 +107,11 @@ ChecksumReport verify_checksums(const fs::path& folder, const Progressed& progre
   int64_t done = 0;
   for (const auto& [name, sums] : all.items()) {
     if (fs::path(name).has_parent_path()) bad_input(where, ": '", name, "' is no name of a file beside it");
+    if (std::error_code none; !fs::exists(folder / name, none)) {
+      ++report.compared;
+      report.different.push_back(name + " is missing");
+      continue;
+    }
     if (!sums.is_object()) {
       ++report.compared;
       if (file_sum(folder / name) != read_sum(sums, where)) report.different.push_back(name);

@@ -165,6 +165,11 @@ void read_scales(Session& s, const fs::path& folder) {
         snapshot.rows.size() != S * size_t(snapshot.history) ||
         (!snapshot.largest.empty() && snapshot.largest.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
+    for (const std::vector<float>* values : {&snapshot.scale, &snapshot.largest})  // a history may hold infinities
+      for (size_t i = 0; i < values->size(); ++i)
+        if (const float x = (*values)[i]; !(x > 0) || !std::isfinite(x))
+          bad_input(path.string(), ": ", kind, " of ", snapshot.names[i], " have the scale ", x,
+                    "; the checkpoint is damaged: take another one");
     const int found = scales.load(s.stream, snapshot);
     if (found < scales.size() && s.host.rank() == 0)
       log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind,
@@ -285,14 +290,15 @@ std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
   Session& s = trainer.session;
   const json state = read_checkpoint_state(folder);
-  const auto number = [&](const char* key) {
-    if (!state.contains(key) || !state[key].is_number_unsigned())
-      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
+  const auto number = [&](const char* key, uint64_t most) {
+    if (!state.contains(key) || !state[key].is_number_unsigned() || state[key].get<uint64_t>() > most)
+      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number up to ", most);
     return state[key].get<int64_t>();
   };
-  RunState r{.step = number("step"), .samples = number("samples")};
-  r.counters.updates = uint32_t(number("updates"));
-  r.counters.skipped = uint32_t(number("skipped"));
+  constexpr uint64_t kMost = uint64_t{1} << 53;  // room for what is counted from there
+  RunState r{.step = number("step", kMost), .samples = number("samples", kMost)};
+  r.counters.updates = uint32_t(number("updates", UINT32_MAX));
+  r.counters.skipped = uint32_t(number("skipped", UINT32_MAX));
   read_loss_scale(s, state, (folder / "state.json").string(), r.counters);
   const auto fingerprint = [&](const char* key) {
     const json text = state.value(key, json("0"));

@@ -70,6 +70,8 @@ TEST(Inspect, AChangedBitOfACheckpointIsFound) {
   expect_done(octet_says({"inspect", step}), {"agree"});
   change_byte(step / "tokenizer.model", 1);
   EXPECT_EQ(wrong(), json::array({"tokenizer.model"}));
+  for (const char* file : {"tokenizer.model", "optimizer.safetensors"}) fs::remove(step / file);
+  EXPECT_EQ(wrong(), json::array({"optimizer.safetensors is missing", "tokenizer.model is missing"}));
 }
 
 TEST(Inspect, TwoElementsThatChangePlacesAreFound) {

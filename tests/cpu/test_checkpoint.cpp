@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <cstring>
 #include <fstream>
 
 #include "base/json.h"
@@ -138,6 +139,9 @@ TEST_F(Checkpoint, DamagedFilesAreRefusedByName) {
   for (const auto& [key, wrong] : std::vector<std::pair<const char*, json>>{{"format", 99},
                                                                             {"step", "three"},
                                                                             {"step", -3},
+                                                                            {"step", UINT64_MAX},
+                                                                            {"samples", INT64_MAX},
+                                                                            {"updates", int64_t{1} << 32},
                                                                             {"samples", nullptr},
                                                                             {"updates", 1.5},
                                                                             {"data", "12x"},
@@ -163,6 +167,26 @@ TEST_F(Checkpoint, ForeignFp8StateIsRefused) {
     ASSERT_NE(place, std::string::npos) << from;
     write_file(file, changed.replace(place, from.size(), to));
     EXPECT_TRUE(has(refused(config(kFp8), at), "fp8.safetensors")) << to;
+  }
+}
+
+TEST_F(Checkpoint, AnFp8ScaleThatIsNoneIsRefused) {
+  TinyTrainer t(config(kFp8));
+  t.run(2);
+  const fs::path at = t.save(), file = at / "fp8.safetensors";
+  const std::string whole = read_file(file);
+  size_t place = 0;
+  {
+    const SafetensorsFile scales(file);
+    const auto& e = scales.at("activations.scale");
+    place = whole.find(std::string(reinterpret_cast<const char*>(scales.data(e)), e.bytes));
+    ASSERT_NE(place, std::string::npos);
+  }
+  for (const float wrong : {0.f, -1.f, INFINITY, NAN}) {
+    std::string changed = whole;
+    std::memcpy(changed.data() + place, &wrong, sizeof wrong);
+    write_file(file, changed);
+    EXPECT_TRUE(has(refused(config(kFp8), at), "fp8.safetensors: activations of ")) << wrong;
   }
 }
 
