@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -41,6 +42,26 @@ struct Closer {
   int fd;
   ~Closer() { ::close(fd); }
 };
+
+// The temporary file of a name, for this writer alone: two that write one file would mix their bytes.
+int open_alone(const fs::path& temp, const fs::path& name) {
+  while (true) {
+    const int fd = open_or_throw(temp, O_WRONLY | O_CREAT, "write");
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // a file system without locks lets all pass
+      ::close(fd);
+      bad_input("cannot write '", name.string(),
+                "': another process is writing it: wait for its end, or give another name");
+    }
+    struct stat mine, there;
+    const bool same = ::fstat(fd, &mine) == 0 && ::stat(temp.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+                      mine.st_dev == there.st_dev;
+    if (same && ::ftruncate(fd, 0) == 0) return fd;
+    const int error = errno;
+    ::close(fd);
+    if (same) refused_path("write", temp, error);
+    // else the other writer finished between the opening and the lock: this is no longer the temporary file
+  }
+}
 
 void pwrite_all(int fd, const char* data, size_t bytes, int64_t offset, bool seekable, const fs::path& path) {
   while (bytes > 0) {
@@ -131,15 +152,14 @@ FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
   const bool direct = is_device(path_) || (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored));
   if (!direct) temp_ = path_.string() + ".tmp";
   // What is written directly goes behind what the shell's > or >> left there.
-  fd_ = direct ? open_or_throw(path_, O_WRONLY | O_APPEND, "write")
-               : open_or_throw(temp_, O_WRONLY | O_CREAT | O_TRUNC, "write");
+  fd_ = direct ? open_or_throw(path_, O_WRONLY | O_APPEND, "write") : open_alone(temp_, path_);
   buffer_.reserve(kBufferBytes);
 }
 
 FileWriter::~FileWriter() {
   if (fd_ < 0) return;
+  if (!temp_.empty()) ::unlink(temp_.c_str());  // while it is still ours
   ::close(fd_);
-  if (!temp_.empty()) ::unlink(temp_.c_str());
 }
 
 void FileWriter::write(const void* data, int64_t bytes) {
@@ -170,6 +190,7 @@ void FileWriter::commit() {
   flush();
   // Some file systems report a full disk only here, or on close.
   if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) refused_path("write", path_, errno);
+  const Closer ours{::dup(fd_)};  // keeps the lock until the file has its name
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int error = errno;
     if (!temp_.empty()) ::unlink(temp_.c_str());

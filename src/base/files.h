@@ -33,9 +33,10 @@ class MappedFile {
   uint64_t device_ = 0, inode_ = 0;  // which file it is: a descriptor for each of thousands of files is too many
 };
 
-// Writes to NAME.tmp in constant memory; commit() flushes, fsyncs, renames it to NAME and fsyncs the folder. Without
-// commit() the temporary file is removed and a file that stood under NAME stays as it was. A NAME that exists and is
-// not a regular file (a pipe), or lies below /dev (/dev/stdout), is written directly.
+// Writes to NAME.tmp in constant memory, and is the only one that does (a second is an InputError); commit() flushes,
+// fsyncs, renames it to NAME and fsyncs the folder. Without commit() the temporary file is removed and a file that
+// stood under NAME stays as it was. A NAME that exists and is not a regular file (a pipe), or lies below /dev
+// (/dev/stdout), is written directly.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);

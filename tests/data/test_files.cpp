@@ -66,6 +66,24 @@ TEST(Files, ADeviceIsWrittenDirectlyBehindWhatIsThere) {
   ::close(fd);
 }
 
+TEST(Files, TwoDoNotWriteTheSameFileAtOnce) {
+  const Scratch folder;
+  const auto path = folder / "file";
+  {
+    FileWriter first(path);
+    first.write("first");
+    const std::string said = error_of<InputError>([&] { FileWriter second(path); });
+    EXPECT_TRUE(has(said, path.string()) && has(said, "another process")) << said;
+    first.commit();
+    FileWriter third(path);
+    third.write("3");
+  }
+  EXPECT_EQ(read_file(path), "first");
+  write_file(path, "4");
+  EXPECT_EQ(read_file(path), "4");
+  EXPECT_EQ(folder.entries(), 1);
+}
+
 TEST(Files, AFolderIsReplacedWholeOrNotAtAll) {
   const Scratch folder;
   namespace fs = std::filesystem;
