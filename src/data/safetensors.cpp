@@ -57,7 +57,7 @@ json parse_unique(std::string_view text, const fs::path& path) {
   json parsed;
   try {
     parsed = json::parse(text.begin(), text.end(), watch);
-  } catch (const json::parse_error& e) {
+  } catch (const json::exception& e) {  // of syntax, or a number beyond a double
     damaged(path, "its JSON cannot be read (", std::string(e.what()).substr(0, 200), ")");  // it quotes the text
   }
   if (!twice.empty()) damaged(path, "'", twice, "' stands twice in its JSON");

@@ -218,6 +218,8 @@ std::vector<Lie> lies() {
       {"too short for a length", "1234567", "only 7 bytes"},
       {"header beyond the end", long_header, "100 bytes, but only 2 follow"},
       {"header of 2^62 bytes", huge_header, "more than the format allows"},
+      {"a number beyond a double", one(R"({"dtype":"F32","shape":[1e400],"data_offsets":[0,16]})"),
+       "JSON cannot be read"},
       {"no JSON", safetensors("{\"x\": tru", ""), "JSON cannot be read"},
       {"not UTF-8", safetensors("{\"\xff\":1}", ""), "JSON cannot be read"},
       {"nested without end", safetensors("{\"x\":" + std::string(100000, '['), ""), "JSON cannot be read"},
