@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/rng.h"
+#include "data/charsmap.h"
 
 namespace octet {
 namespace {
@@ -23,6 +24,8 @@ struct Tokenizer::Model {
 
 Tokenizer::Tokenizer(const std::filesystem::path& path) : model_(std::make_unique<Model>()) {
   const MappedFile file(path);
+  if (const std::string fault = fault_in_charsmaps(file.bytes()); !fault.empty())
+    bad_input("'", path.string(), "': its table of normalisation is damaged (", fault, "): copy or download it again");
   const auto status = model_->sp.LoadFromSerializedProto(file.bytes());
   if (!status.ok() || model_->sp.GetPieceSize() < 1)
     bad_input("'", path.string(), "' is not a sentencepiece model (", status.ToString(),

@@ -35,6 +35,57 @@ std::vector<int32_t> tokens_of(const std::filesystem::path& path) {
   return ids;
 }
 
+// A table of normalisation that writes "b" for "a", as sentencepiece stores it; `change` may damage it.
+std::string charsmap(const std::function<void(std::vector<uint32_t>&, std::string&)>& change = {}) {
+  constexpr uint32_t kRoot = 256;  // blocks of 256 units: the root's own, its state's, that of the state after "a"
+  std::vector<uint32_t> units(3 * 256, 0);
+  const uint32_t after = 512 | 1;  // a state
+  units[0] = kRoot << 10;
+  units[kRoot ^ 'a'] = 'a' | 0x100 | ((kRoot ^ 'a' ^ after) << 10);
+  units[after] = 0x80000000 | 3;  // a leaf: the text begins at 3
+  std::string texts("no\0b\0", 5);
+  if (change) change(units, texts);
+  const uint32_t size = uint32_t(4 * units.size());
+  return std::string(reinterpret_cast<const char*>(&size), 4) +
+         std::string(reinterpret_cast<const char*>(units.data()), size) + texts;
+}
+
+std::string field(int number, const std::string& bytes) {  // of protobuf's wire format
+  std::string out(1, char(number << 3 | 2));
+  size_t n = bytes.size();
+  for (; n >= 0x80; n >>= 7) out += char(n | 0x80);
+  return out + char(n) + bytes;
+}
+
+TEST(Tokenizer, ADamagedTableOfNormalisationIsRefused) {
+  const std::string plain = read_file(train("plain.model"));
+  const auto with = [&](const std::string& table, int spec = 3) {  // fields that stand twice are merged
+    return shared().write("table.model", plain + field(spec, field(2, table)));
+  };
+  EXPECT_EQ(Tokenizer(with(charsmap())).encode("cab"), Tokenizer(with("")).encode("cbb"));
+  using Units = std::vector<uint32_t>;
+  const std::vector<std::pair<const char*, std::string>> damaged{
+      {"size", charsmap([](Units& u, std::string&) { u.pop_back(); })},
+      {"size", charsmap([](Units& u, std::string&) { u.clear(); })},
+      {"short", "abc"},
+      {"size", charsmap().substr(0, 600)},
+      {"no end", charsmap([](Units&, std::string& t) { t += "x"; })},
+      {"outside", charsmap([](Units& u, std::string&) { u[0] = 768 << 10; })},
+      {"outside", charsmap([](Units& u, std::string&) { u[256 ^ 'a'] |= 1 << 30; })},
+      {"outside", charsmap([](Units& u, std::string&) { u[256 ^ 'z'] = 'z' | 4096 << 10; })},
+      {"a text that is not there", charsmap([](Units& u, std::string&) { u[513] = 0x80000005; })}};
+  for (const auto& [reason, table] : damaged)
+    for (const int spec : {3, 5}) {
+      const std::string said = error_of<InputError>([&] { Tokenizer damaged_one(with(table, spec)); });
+      EXPECT_TRUE(has(said, "table.model") && has(said, reason)) << reason << ": " << said;
+    }
+  const std::string group = "\x0b\x13\x08\x01\x14\x0c";  // a group with one inside: it hides nothing
+  const std::string behind = shared().write("table.model", plain + group + field(3, group + field(2, "abc")));
+  EXPECT_TRUE(has(error_of<InputError>([&] { Tokenizer with_group(behind); }), "short"));
+  const std::string deep = shared().write("deep.model", plain + std::string(1'000'000, '\x0b'));
+  EXPECT_TRUE(has(error_of<InputError>([&] { Tokenizer without_end(deep); }), "not a sentencepiece model"));
+}
+
 TEST(Tokenizer, TrainsTheSameFileTwice) {
   EXPECT_EQ(tokenizer().vocab_size(), 1000);
   EXPECT_EQ(tokenizer().unk(), 0);
