@@ -51,11 +51,10 @@ int32_t Sampler::draw(std::span<float> logits) {
     all.resize(size_t(options_.top_k));
   }
   const float largest = logits[size_t(*std::min_element(all.begin(), all.end(), before))];
-  const auto weight = [&](int32_t token) {
-    return std::exp((double(logits[size_t(token)]) - double(largest)) / options_.temperature);
-  };
+  weights_.resize(logits.size());
   double sum = 0;
-  for (int32_t token : all) sum += weight(token);
+  for (int32_t token : all)
+    sum += weights_[size_t(token)] = std::exp((double(logits[size_t(token)]) - double(largest)) / options_.temperature);
   if (options_.top_p < 1) {
     double part = 0;
     size_t kept = 0, sorted = 0;  // mostly few are kept: no more is sorted than is looked at
@@ -64,14 +63,14 @@ int32_t Sampler::draw(std::span<float> logits) {
         sorted = std::min(all.size(), 4 * sorted + 64);
         std::partial_sort(all.begin() + ptrdiff_t(kept), all.begin() + ptrdiff_t(sorted), all.end(), before);
       }
-      part += weight(all[kept++]);
+      part += weights_[size_t(all[kept++])];
     }
     all.resize(kept);
     sum = part;
   }
   double left = uniform(options_.seed, sequence_, position_) * sum;
   for (int32_t token : all)
-    if ((left -= weight(token)) < 0) return token;
+    if ((left -= weights_[size_t(token)]) < 0) return token;
   return all.front();  // rounding, or logits that are no numbers
 }
 

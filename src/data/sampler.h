@@ -20,7 +20,8 @@ class Sampler {  // of one sequence
   uint64_t sequence_, position_ = 0;
   std::vector<int32_t> seen_;        // distinct tokens
   std::vector<bool> is_seen_;        // by token
-  std::vector<int32_t> candidates_;  // of draw(), kept for its memory
+  std::vector<int32_t> candidates_;  // of draw(), kept for their memory
+  std::vector<double> weights_;      // by token
   void see(int32_t token);
 };
 

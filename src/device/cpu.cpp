@@ -49,6 +49,12 @@ double Event::seconds_since(const Event& start) const {
   return std::chrono::duration<double>(time_of(native_) - time_of(start.native_)).count();
 }
 
+struct Recording::Impl {};
+Recording::Recording(Stream& s) : stream_(s) {}
+Recording::~Recording() = default;
+void Recording::run(const std::function<void()>& work) { work(); }
+void Recording::forget() {}
+
 void* device_alloc(Device&, size_t bytes) {
   constexpr size_t kAlign = 256;
   if (bytes > size_t(PTRDIFF_MAX) - kAlign) throw SystemError(concat("no memory for ", bytes, " bytes"));

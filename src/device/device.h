@@ -1,6 +1,7 @@
 #pragma once
 // The whole contract with the hardware: the device, its streams and events, memory, copies, arenas. One implementation
 // per engine: device/cpu.cpp, device/gpu.cu, device/plan.cpp.
+#include <functional>
 #include <memory>
 
 #include "config/plan.h"
@@ -76,6 +77,25 @@ class Event {  // a point in a stream
 
  private:
   void* native_ = nullptr;
+};
+
+// Work that a stream is given many times. On a card the first run is plain, as every kind of preparation happens in it
+// (plans of products, workspaces, loading of kernels); the second is recorded as a CUDA graph, and from then on one
+// launch starts all of it. Hence the work must give the device the same calls with the same arguments each time: what
+// differs between runs lies in device memory. Work in which the host waits for the device cannot be recorded, and is
+// not while the device profiles: such runs stay plain. The cpu and the plan engine always run plainly.
+class Recording {
+ public:
+  explicit Recording(Stream&);
+  ~Recording();
+  Recording(const Recording&) = delete;
+  void run(const std::function<void()>& work);  // of the host's part of `work` nothing happens in a replay
+  void forget();                                // what is run next is other work
+
+ private:
+  Stream& stream_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 void* device_alloc(Device&, size_t bytes);  // SystemError with sizes if there is not enough

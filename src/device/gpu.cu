@@ -154,7 +154,10 @@ Stream::~Stream() {
   }
   cudaStreamDestroy(raw(*this));
 }
-void Stream::synchronize() { CUDA_CHECK(cudaStreamSynchronize(raw(*this))); }
+void Stream::synchronize() {
+  ++device_.impl().host_waits;
+  CUDA_CHECK(cudaStreamSynchronize(raw(*this)));
+}
 
 Event::Event(Device& d) {
   CUDA_CHECK(cudaSetDevice(d.impl().index));
@@ -176,6 +179,48 @@ double Event::seconds_since(const Event& start) const {
   CUDA_CHECK(
       cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start.native_), static_cast<cudaEvent_t>(native_)));
   return 1e-3 * double(milliseconds);
+}
+
+struct Recording::Impl {
+  bool prepared = false;  // it ran plainly, and may be recorded
+  cudaGraphExec_t graph = nullptr;
+  ~Impl() { forget(); }
+  void forget() {
+    if (graph) cudaGraphExecDestroy(graph);  // a replay under way is finished first
+    graph = nullptr;
+    prepared = false;
+  }
+};
+Recording::Recording(Stream& s) : stream_(s), impl_(std::make_unique<Impl>()) {}
+Recording::~Recording() = default;
+void Recording::forget() { impl_->forget(); }
+
+void Recording::run(const std::function<void()>& work) {
+  Device& d = stream_.device();
+  if (impl_->graph) {
+    CUDA_CHECK(cudaGraphLaunch(impl_->graph, raw(stream_)));
+    return;
+  }
+  if (!impl_->prepared) {
+    const int64_t waits = d.impl().host_waits;
+    work();
+    impl_->prepared = d.impl().host_waits == waits && !d.options().profile && !d.options().time_waits;
+    return;
+  }
+  cudaGraph_t calls = nullptr;  // of this thread alone: other ranks may be threads, and allocate meanwhile
+  CUDA_CHECK(cudaStreamBeginCapture(raw(stream_), cudaStreamCaptureModeThreadLocal));
+  try {
+    work();
+  } catch (...) {  // what stays behind in the stream would hide the error
+    if (cudaStreamEndCapture(raw(stream_), &calls) == cudaSuccess) cudaGraphDestroy(calls);
+    (void)cudaGetLastError();
+    throw;
+  }
+  CUDA_CHECK(cudaStreamEndCapture(raw(stream_), &calls));
+  const cudaError_t made = cudaGraphInstantiate(&impl_->graph, calls, 0);
+  cudaGraphDestroy(calls);
+  CUDA_CHECK(made);
+  CUDA_CHECK(cudaGraphLaunch(impl_->graph, raw(stream_)));
 }
 
 void* device_alloc(Device& d, size_t bytes) {

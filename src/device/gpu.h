@@ -60,6 +60,7 @@ struct Device::Impl {
   std::shared_ptr<void> products;                      // ops/gpu/gemm_plans.h
   std::shared_ptr<void> attention;                     // cuDNN's handle and plans, where attention goes through it
   Profile profile;
+  int64_t host_waits = 0;  // how often the host waited for the device: what did so cannot be part of a graph
 
   Impl() = default;
   Impl(const Impl&) = delete;

@@ -30,11 +30,19 @@ class ResidualBlock final : public Block {
     const int64_t N = x.rows();
     Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
     const Tensor h = memory.alloc(x.dtype, x.shape);
-    const Operand a = our_.attention.input(c, N);
-    our_.attention_norm.forward(c, a, x);
-    our_.attention.forward(c, h, a, x);
+    const bool steps = c.decodes() && our_.attention_norm.options().kind == Norm::Kind::rms;  // nn/linear.h
+    if (steps) {
+      our_.attention.step(c, h, our_.attention_norm, x);
+    } else {
+      const Operand a = our_.attention.input(c, N);
+      our_.attention_norm.forward(c, a, x);
+      our_.attention.forward(c, h, a, x);
+    }
+    const Tensor& second = parallel() ? x : h;
+    if constexpr (requires { our_.mlp.step(c, y, our_.mlp_norm, second, h); })  // experts have no such step
+      if (steps) return our_.mlp.step(c, y, our_.mlp_norm, second, h);
     const Operand m = our_.mlp.input(c, N);
-    our_.mlp_norm.forward(c, m, parallel() ? x : h);
+    our_.mlp_norm.forward(c, m, second);
     our_.mlp.forward(c, y, m, h);
   }
 

@@ -4,44 +4,49 @@
 
 namespace octet::BACKEND {
 
-void SelfAttention::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
+void SelfAttention::open(Context& c) {
   const int64_t N = c.B * c.T;
   const Heads& h = config_.heads;
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
   qkv_saved_ = memory.alloc(c.plain(), {N, h.width()});
   o_ = memory.alloc(c.plain(), {N, h.H * h.D});
   lse_ = memory.alloc(wide(c.plain()), {c.B, h.H, c.T});
+}
+
+void SelfAttention::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
+  open(c);
   qkv_.forward(c, qkv_saved_, x);
-  rope_forward(c.stream, qkv_saved_, rope(c));
-  c.cache ? attend_to_cache(c) : attend(c);
+  c.decodes() ? attend_to_cache(c) : attend(c);
   out_.forward(c, y, out_.input(c, o_), residual);
 }
 
+void SelfAttention::step(Context& c, Tensor y, const Norm& norm, Tensor x) {
+  open(c);
+  qkv_.step(c, qkv_saved_, norm, x);
+  attend_to_cache(c);
+  out_.forward(c, y, out_.input(c, o_), x);
+}
+
+// The rows of a pass see each other alone, also a prompt's: nothing stands before it.
 void SelfAttention::attend(Context& c) {
+  rope_forward(c.stream, qkv_saved_, rope(c));
+  if (c.cache) kv_append(c.stream, {.kv = c.cache->layer(config_.layer), .heads = config_.heads, .T = c.T}, qkv_saved_);
   const Arena::Scope scope(c.scratch);
   const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_forward_workspace(c.target(), shape(c), c.plain())});
   attention_forward(c.stream, o_, lse_, qkv_saved_, shape(c), workspace);
 }
 
-// A prompt's rows see each other alone; a row that goes on sees what the cache holds, itself with it.
+// A row that goes on sees what the cache holds, itself with it.
 void SelfAttention::attend_to_cache(Context& c) {
-  const KvCache& cache = *c.cache;
-  const KvRows kv = cache.layer(config_.layer);
-  kv_append(c.stream, {.kv = kv, .heads = config_.heads, .T = c.T, .first = cache.first(), .start = cache.start()},
-            qkv_saved_);
-  if (!cache.decodes()) return attend(c);
   CHECK(c.pass == Pass::evaluate && c.T == 1, "one token a sequence, not ", c.T);
-  const Arena::Scope scope(c.scratch);
-  const Tensor workspace = c.scratch.alloc(DType::e4m3, {attention_decode_workspace(c.target(), config_.heads, c.B)});
-  attention_decode(c.stream, o_, qkv_saved_,
-                   {.kv = kv,
-                    .heads = config_.heads,
-                    .start = cache.start(),
-                    .first = cache.first(),
-                    .longest = cache.longest(),
-                    .window = config_.window,
-                    .scale = config_.scale},
-                   workspace);
+  attention_step(c.stream, o_, qkv_saved_, table_,
+                 {.kv = c.cache->layer(config_.layer),
+                  .heads = config_.heads,
+                  .position = c.cache->position(),
+                  .window = config_.window,
+                  .scale = config_.scale,
+                  .settled = true,
+                  .workspace = c.cache->workspace()});
 }
 
 Tensor SelfAttention::backward(Context& c, Tensor dy) {

@@ -18,17 +18,15 @@ class SelfAttention {
       : config_(config), qkv_(std::move(qkv)), out_(std::move(out)), table_(rope_table) {}
   Operand input(Context& c, int64_t rows) const { return qkv_.input(c, rows); }
   void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/,
-               Tensor residual);                   // y = attention(x) [+ residual]
-  Tensor backward(Context&, Tensor dy /*(N,C)*/);  // -> dx (N,C), in scratch
+               Tensor residual);                                             // y = attention(x) [+ residual]
+  void step(Context&, Tensor y /*(N,C)*/, const Norm&, Tensor x /*(N,C)*/);  // y = x + attention(norm(x)): Linear::step
+  Tensor backward(Context&, Tensor dy /*(N,C)*/);                            // -> dx (N,C), in scratch
 
  private:
+  void open(Context&);
   void attend(Context&);
   void attend_to_cache(Context&);
-  Rope rope(const Context& c) const {
-    Rope r{.table = table_, .heads = config_.heads, .T = c.T};
-    if (c.cache) r.first = c.cache->first(), r.start = c.cache->start();
-    return r;
-  }
+  Rope rope(const Context& c) const { return {.table = table_, .heads = config_.heads, .T = c.T}; }
   Attention shape(const Context& c) const {
     return {.heads = config_.heads, .B = c.B, .T = c.T, .window = config_.window, .scale = config_.scale};
   }

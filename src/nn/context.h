@@ -55,6 +55,7 @@ struct Context {
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }
+  bool decodes() const { return cache && cache->decodes(); }  // one token a sequence, again and again
   bool evaluates_plain() const { return pass == Pass::evaluate && !params.options().evaluate_fp8; }
 
   // Where each form of an operand is to live.

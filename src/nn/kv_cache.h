@@ -3,31 +3,38 @@
 // adds those of one token a sequence and attends to all: no prefix is ever computed again.
 // Dimension key:  L layers   B sequences   G key/value heads   S positions   D head size
 #include "ops/decode.h"
+#include "ops/workspace.h"
 
 namespace octet::BACKEND {
 
 class KvCache {
  public:
-  KvCache(Arena& memory, DType type, int64_t layers, int64_t sequences, int64_t positions, const Heads& h)
-      : layer_{sequences, h.G, positions, h.D},
+  KvCache(Arena& memory, DType type, int64_t layers, const Shape& layer /*(B,G,S,D)*/, int64_t workspace_bytes)
+      : layer_(layer),
         k_(memory.alloc(type, {layers, layer_.numel()})),
         v_(memory.alloc(type, {layers, layer_.numel()})),
-        start_(memory.alloc(DType::i32, {sequences})) {}
+        position_(memory.alloc(DType::i32, {layer_[0]})),
+        workspace_(memory.alloc(DType::e4m3, {workspace_bytes})) {}
 
   // Prompts of unequal lengths stand one below the other, (B,T), each from column 0 on: what is behind its end is never
   // read, as every later token overwrites its place before it attends.
-  void begin(Stream& s, const int32_t* lengths, int64_t count, int64_t longest) {
-    B_ = count, longest_ = longest, step_ = -1;
-    copy_to_device(s, start_.data, lengths, size_t(count) * sizeof(int32_t));
+  void begin(Stream& s, const int32_t* last /*position of each*/, int64_t count, int64_t longest) {
+    B_ = count, longest_ = longest, decodes_ = false;
+    copy_to_device(s, position_.data, last, size_t(count) * sizeof(int32_t));
+    fill_zero(s, workspace_);
   }
-  void advance() { ++step_; }  // to the next new token of every sequence: the first has step 0
+  // To the next new token of every sequence: on the host, and on the device, where each layer reads the positions.
+  void advance() {
+    CHECK(++longest_ <= positions(), "a sequence of ", longest_, " tokens where there is room for ", positions());
+    decodes_ = true;
+  }
+  void advance(Stream& s) const { BACKEND::advance(s, position()); }
 
-  bool decodes() const { return step_ >= 0; }
+  bool decodes() const { return decodes_; }
   int64_t sequences() const { return B_; }
   int64_t positions() const { return layer_[2]; }
-  int64_t first() const { return decodes() ? step_ : 0; }  // of the pass under way, behind start()
-  Tensor start() const { return decodes() ? start_.part(0, {B_}) : Tensor{}; }
-  int64_t longest() const { return longest_ + first() + 1; }  // keys that a query sees, at most
+  Tensor position() const { return position_.part(0, {B_}); }
+  Tensor workspace() const { return workspace_; }
   KvRows layer(int64_t l) const {
     const Shape rows{B_, layer_[1], layer_[2], layer_[3]};
     return {k_.part(l * layer_.numel(), rows), v_.part(l * layer_.numel(), rows)};
@@ -35,9 +42,11 @@ class KvCache {
 
  private:
   Shape layer_;
-  Tensor k_, v_;  // (L, B*G*S*D)
-  Tensor start_;  // (B) i32: tokens of each prompt
-  int64_t B_ = 0, longest_ = 0, step_ = -1;
+  Tensor k_, v_;      // (L, B*G*S*D)
+  Tensor position_;   // (B) i32: of each sequence's newest token
+  Tensor workspace_;  // of attention_decode
+  int64_t B_ = 0, longest_ = 0;
+  bool decodes_ = false;
 };
 
 }  // namespace octet::BACKEND

@@ -64,7 +64,25 @@ void Linear::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
                   .b = c.params.value(w_).by_cols(p),
                   .residual = residual,
                   .bias = b_.unit >= 0 ? c.params.value(b_).plain : Tensor{},
-                  .fast = recipe_.fast_fprop});
+                  .fast = recipe_.fast_fprop,
+                  .settled = c.decodes()});
+}
+
+void Linear::step(Context& c, Tensor y, const Norm& norm, Tensor x, Behind behind) {
+  CHECK(c.decodes() && c.evaluates_plain() && norm.options().kind == Norm::Kind::rms && b_.unit < 0,
+        "a step takes plain weights, an RMSNorm and no bias");
+  const Arena::Scope scope(c.scratch);
+  const bool gated = behind == Behind::swiglu;
+  const int64_t N = x.rows();
+  normed_product(c.stream, {.y = y,
+                            .x = x,
+                            .norm = norm.weight(c),
+                            .w = c.params.value(w_).by_cols(Precision::plain).t,
+                            .eps = norm.options().eps,
+                            .gated = gated,
+                            .normed = c.scratch.alloc(x.dtype, x.shape),
+                            .rstd = c.scratch.alloc(wide(x.dtype), {N}),
+                            .product = gated ? c.scratch.alloc(x.dtype, {N, out()}) : Tensor{}});
 }
 
 void Linear::backward(Context& c, Tensor dx, const Operand& dy) {

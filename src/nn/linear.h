@@ -1,7 +1,7 @@
 #pragma once
 // Linear: y = x W^T (+ b), and its three products. W may be several parameters, one above the other (q, k, v; gate,
 // up). Dimension key:  N rows   I in   O out
-#include "nn/context.h"
+#include "nn/norm.h"
 
 namespace octet::BACKEND {
 
@@ -22,7 +22,10 @@ class Linear {
   Operand output_grad(Context&, Tensor dy) const;
 
   void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/,
-               Tensor residual = {});                                         // y = x W^T [+ residual]
+               Tensor residual = {});  // y = x W^T [+ residual]
+  // y = norm(x) W^T, or behind that SwiGLU: in a step of generation, behind an RMSNorm, one operation.
+  enum class Behind : uint8_t { nothing, swiglu };
+  void step(Context&, Tensor y /*(N,O) or (N,O/2)*/, const Norm&, Tensor x /*(N,I)*/, Behind = Behind::nothing);
   void backward(Context&, Tensor dx /*(N,I)*/, const Operand& dy /*(N,O)*/);  // dx = dy W,  dW += dy^T x,  db += sum dy
   int64_t in() const { return w_.shape[1]; }
   int64_t out() const { return w_.shape[0]; }

@@ -11,6 +11,12 @@ void GatedMlp::forward(Context& c, Tensor y, const Operand& x, Tensor residual) 
   down_.forward(c, y, h, residual);
 }
 
+void GatedMlp::step(Context& c, Tensor y, const Norm& norm, Tensor x, Tensor residual) {
+  const Tensor h = c.scratch.alloc(x.dtype, {x.rows(), down_.in()});
+  gate_up_.step(c, h, norm, x, Linear::Behind::swiglu);
+  down_.forward(c, y, down_.input(c, h), residual);
+}
+
 Tensor GatedMlp::backward(Context& c, Tensor dy) {
   const Tensor dx = c.scratch.alloc(c.plain(), {dy.rows(), gate_up_.in()});
   const Arena::Scope scope(c.scratch);

@@ -17,6 +17,8 @@ class Norm {
        const Options& options);  // declares name.weight, and name.bias of a LayerNorm
   void forward(Context&, const Operand& y /*(N,C)*/, Tensor x /*(N,C)*/);
   void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // += : a norm always sits beside a residual
+  const Options& options() const { return options_; }
+  Tensor weight(const Context& c) const { return c.params.value(w_).plain; }
 
  private:
   Options options_;

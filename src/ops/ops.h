@@ -98,6 +98,7 @@ struct GemmArgs {
   Factor a, b;
   Tensor residual{}, bias{};  // residual: dtype of d; bias: dtype of the activations
   bool accumulate = false, fast = false;
+  bool settled = false;  // b was written long ago: it may be read while what stands before in the stream still runs
 };
 void gemm(Stream&, const GemmArgs&);
 

@@ -62,19 +62,23 @@ inline int64_t attention_backward_workspace(const Target& t, const Attention& a,
 }
 
 // attention_decode on a card: parts into which the keys of a sequence are cut, so that few sequences still fill it. A
-// block has up to kDecodeHeads query heads of a group; a part is not worth its joining below kDecodeKeys keys.
+// block has up to kDecodeHeads query heads of a group; a part is not worth its joining below kDecodeKeys keys. The
+// number follows from the positions that there is room for, so that every step is launched alike: a short sequence
+// leaves parts empty.
 inline constexpr int64_t kDecodeHeads = 8, kDecodeKeys = 64, kDecodeParts = 64;
 inline int64_t decode_blocks(const Heads& h) { return h.G * ((h.H / h.G + kDecodeHeads - 1) / kDecodeHeads); }
-inline int64_t decode_parts(const Target& t, const Heads& h, int64_t B, int64_t keys) {
+inline int64_t decode_parts(const Target& t, const Heads& h, int64_t B, int64_t positions) {
   const int64_t wanted = (4 * t.multiprocessors + B * decode_blocks(h) - 1) / (B * decode_blocks(h));
-  const int64_t most = (keys + kDecodeKeys - 1) / kDecodeKeys;
+  const int64_t most = (positions + kDecodeKeys - 1) / kDecodeKeys;
   return std::max<int64_t>(1, std::min({wanted, most, kDecodeParts}));
 }
-// Of each part and head: D sums, maximum and sum of weights. Room for any number of keys and for fewer sequences.
+// First a counter for each block of a sequence: the parts that are done.
+inline int64_t decode_counters(const Heads& h, int64_t B) { return (B * decode_blocks(h) * 4 + 255) / 256 * 256; }
+// Then of each part and head D sums, maximum and sum of weights. Room for any number of keys and for fewer sequences.
 inline int64_t attention_decode_workspace(const Target& t, const Heads& h, int64_t B) {
   if (!t.cuda) return 0;
   const int64_t parts = std::min(B * kDecodeParts, 4 * t.multiprocessors / decode_blocks(h) + 1 + B);
-  return parts * h.H * (h.D + 2) * 4;
+  return decode_counters(h, B) + parts * h.H * (h.D + 2) * 4;
 }
 
 }  // namespace octet::BACKEND

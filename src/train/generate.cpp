@@ -30,7 +30,7 @@ class Chooser {
         options_(options),
         vocabulary_(g.session.config.model.vocab_size),
         arrived_(g.session.device),
-        home_(static_cast<int32_t*>(pinned_alloc(size_t(most) * sizeof(int32_t)))) {}
+        home_(pinned_alloc(size_t(most) * sizeof(int32_t))) {}
   bool on_device() const { return options_.greedy(); }
   void begin(size_t first, Generator::Prompts prompts) {
     samplers_.clear();
@@ -41,39 +41,44 @@ class Chooser {
     const Tensor out = generator_.new_tokens();
     if (on_device()) {
       argmax(s, out, logits, vocabulary_);
-      copy_to_host(s, home_.get(), out.data, out.bytes());
+      copy_to_host(s, tokens(), out.data, out.bytes());
     } else {
       visit<double, float>(logits.dtype, [&]<class R>() { draw<R>(logits); });
-      copy_to_device(s, out.data, home_.get(), out.bytes());
+      copy_to_device(s, out.data, tokens(), out.bytes());
     }
     arrived_.record(s);
   }
   std::span<const int32_t> chosen() {  // last
     arrived_.synchronize();
-    return {home_.get(), size_t(generator_.sequences())};
+    return {tokens(), size_t(generator_.sequences())};
   }
 
  private:
   template <class R>
   void draw(Tensor logits) {
-    std::vector<R> values(size_t(logits.numel()));
-    copy_to_host(generator_.session.stream, values.data(), logits.data, logits.bytes());
+    if (room_ < logits.bytes()) logits_.reset(pinned_alloc(room_ = logits.bytes()));
+    const R* values = static_cast<const R*>(logits_.get());
+    copy_to_host(generator_.session.stream, logits_.get(), logits.data, logits.bytes());
     generator_.session.stream.synchronize();
     std::vector<float> row;
     for (size_t b = 0; b < samplers_.size(); ++b) {
-      const R* begin = values.data() + int64_t(b) * logits.cols();
+      const R* begin = values + int64_t(b) * logits.cols();
       row.assign(begin, begin + vocabulary_);  // without padding
-      home_[b] = samplers_[b].next(row);
+      tokens()[b] = samplers_[b].next(row);
     }
   }
+  int32_t* tokens() const { return static_cast<int32_t*>(home_.get()); }
+
   struct Unpin {
-    void operator()(int32_t* p) const noexcept { pinned_free(p); }
+    void operator()(void* p) const noexcept { pinned_free(p); }
   };
+  using Pinned = std::unique_ptr<void, Unpin>;
   Generator& generator_;
   const Sampling& options_;
   int64_t vocabulary_;
   Event arrived_;
-  std::unique_ptr<int32_t[], Unpin> home_;
+  Pinned home_, logits_;  // tokens, and what is drawn from
+  size_t room_ = 0;
   std::vector<Sampler> samplers_;
 };
 
@@ -154,6 +159,7 @@ GenerateResult generate_run(const RunConfig& config, Host& host, const Planner& 
                             const GenerateRequest& request) {
   Generator generator(config, host, planner(config), longest_of(request.prompts), options_for(config, host));
   load_weights(generator.session, request.model);
+  generator.session.stream.synchronize();  // the prompts' time is theirs alone
   GenerateResult result{.device = generator.session.device.name()};
   Generation generation(generator, request, result);
   const size_t B = size_t(*config.training.micro_batch_size), n = request.prompts.size();

@@ -23,6 +23,8 @@ class Generator {
  private:
   Context context(int64_t T);
   KvCache cache_;
+  Recording step_;
+  Tensor stepped_{}, logits_{};        // what the recorded step reads and gives
   Tensor tokens_, rows_, new_tokens_;  // (B,T), (B): each prompt's last row, (B), all i32
 };
 

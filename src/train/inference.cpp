@@ -45,8 +45,10 @@ PlanResult plan_inference(const RunConfig& config, const Target& target, int64_t
   if (prompt > 0) {
     Generator g(config, host, unbounded, prompt, {.target = target});
     g.read(std::vector<std::vector<int32_t>>(size_t(B), std::vector<int32_t>(size_t(prompt), 0)));
-    g.session.device.take_work();
-    g.next(g.new_tokens());  // the work of a step
+    if (T > prompt) {  // else there is no room for a step
+      g.session.device.take_work();
+      g.next(g.new_tokens());  // the work of a step
+    }
     note(g.session);
   } else {
     Session s(config, host, unbounded, Purpose::evaluate, {.target = target});

@@ -28,10 +28,9 @@ void expect_last_row(const Heads& h, int64_t T, int64_t window, DType type) {
   if (begun) kv_append(lab.stream(), {.kv = kv, .heads = h, .T = begun}, rows(0, begun));
   kv_append(lab.stream(), {.kv = kv, .heads = h, .T = T - begun, .first = begun}, rows(begun, T - begun));
   const Tensor got = lab.empty(type, {B, h.H * h.D});
-  const Tensor start = lab.of(std::vector<int32_t>(2, int32_t(begun)));
-  attention_decode(
-      lab.stream(), got, rows(T - 1, 1),
-      {.kv = kv, .heads = h, .start = start, .first = T - 1 - begun, .longest = T, .window = window, .scale = 0.3}, {});
+  const Tensor position = lab.of(std::vector<int32_t>(2, int32_t(T - 1)));
+  attention_decode(lab.stream(), got, rows(T - 1, 1),
+                   {.kv = kv, .heads = h, .position = position, .window = window, .scale = 0.3});
   for (int64_t b = 0; b < B; ++b)
     EXPECT_LT(distance(values(got.row_range(b, 1)), values(o.row_range(b * T + T - 1, 1))), type == DType::f64 ? 1e-28
                                                                                             : type == DType::f32
@@ -56,19 +55,73 @@ TEST(OpDecode, SequencesHavePositionsOfTheirOwn) {  // a batch equals its sequen
   const int64_t B = 3, S = 20;
   const KvRows kv{lab.normal(DType::f32, {B, h.G, S, h.D}), lab.normal(DType::f32, {B, h.G, S, h.D})};
   const Tensor qkv = lab.normal(DType::f32, {B, h.width()}), together = lab.empty(DType::f32, {B, h.H * h.D});
-  const Tensor start = lab.of(std::vector<int32_t>{9, 0, 15});
-  const auto run = [&](Tensor o, Tensor rows, const KvRows& cache, Tensor from) {
-    kv_append(lab.stream(), {.kv = cache, .heads = h, .first = 4, .start = from}, rows);
-    attention_decode(lab.stream(), o, rows, {.kv = cache, .heads = h, .start = from, .first = 4, .longest = S}, {});
+  const Tensor position = lab.of(std::vector<int32_t>{13, 4, 19});
+  const auto run = [&](Tensor o, Tensor rows, const KvRows& cache, Tensor at) {
+    kv_append(lab.stream(), {.kv = cache, .heads = h, .start = at}, rows);
+    attention_decode(lab.stream(), o, rows, {.kv = cache, .heads = h, .position = at});
   };
-  run(together, qkv, kv, start);
+  run(together, qkv, kv, position);
   for (int64_t b = 0; b < B; ++b) {
     const int64_t size = h.G * S * h.D;
     const KvRows own{kv.k.part(b * size, {1, h.G, S, h.D}), kv.v.part(b * size, {1, h.G, S, h.D})};
     const Tensor alone = lab.empty(DType::f32, {1, h.H * h.D});
-    run(alone, qkv.row_range(b, 1), own, start.part(b, {1}));
+    run(alone, qkv.row_range(b, 1), own, position.part(b, {1}));
     EXPECT_TRUE(same_bits(alone, together.row_range(b, 1))) << b;
   }
+}
+
+TEST(OpDecode, AStepTurnsAppendsAndAttends) {
+  Lab lab;
+  const Heads h{.H = 4, .G = 2, .D = 16};
+  const int64_t B = 2, S = 9;
+  const Tensor k = lab.normal(DType::f32, {B, h.G, S, h.D}), v = lab.normal(DType::f32, {B, h.G, S, h.D});
+  const KvRows apart{lab.copy(k), lab.copy(v)}, together{lab.copy(k), lab.copy(v)};
+  const Tensor table = rope_table(lab, DType::f32, S, 8), position = lab.of(std::vector<int32_t>{7, 2});
+  const Tensor x = lab.normal(DType::f32, {B, h.width()}), turned = lab.copy(x);
+  const Tensor want = lab.empty(DType::f32, {B, h.H * h.D}), got = lab.empty(DType::f32, {B, h.H * h.D});
+  rope_forward(lab.stream(), turned, {.table = table, .heads = h, .start = position});
+  kv_append(lab.stream(), {.kv = apart, .heads = h, .start = position}, turned);
+  attention_decode(lab.stream(), want, turned, {.kv = apart, .heads = h, .position = position});
+  attention_step(lab.stream(), got, x, table, {.kv = together, .heads = h, .position = position});
+  EXPECT_TRUE(same_bits(got, want));
+  EXPECT_TRUE(same_bits(together.k, apart.k));
+  EXPECT_TRUE(same_bits(together.v, apart.v));
+  EXPECT_FALSE(same_bits(together.k, k));
+}
+
+TEST(OpDecode, ANormedProductIsTheNormTheProductAndTheGate) {
+  Lab lab;
+  const int64_t N = 3, C = 40, O = 24;
+  for (const DType type : {DType::f64, DType::f32, DType::bf16})
+    for (const bool gated : {false, true}) {
+      const Tensor x = lab.normal(type, {N, C}), norm = lab.normal(type, {C}), w = lab.normal(type, {O, C});
+      const Tensor y = lab.empty(type, {N, gated ? O / 2 : O});
+      normed_product(lab.stream(), {.y = y,
+                                    .x = x,
+                                    .norm = norm,
+                                    .w = w,
+                                    .eps = 0.1,
+                                    .gated = gated,
+                                    .normed = lab.empty(type, {N, C}),
+                                    .rstd = lab.empty(wide(type), {N}),
+                                    .product = lab.empty(type, {N, O})});
+      const std::vector<double> xs = values(x), ns = values(norm), ws = values(w), got = values(y);
+      std::vector<double> want;
+      for (int64_t n = 0; n < N; ++n) {
+        double squares = 0.1 * double(C);
+        for (int64_t c = 0; c < C; ++c) squares += xs[size_t(n * C + c)] * xs[size_t(n * C + c)];
+        const auto product = [&](int64_t o) {
+          double sum = 0;
+          for (int64_t c = 0; c < C; ++c) sum += xs[size_t(n * C + c)] * ns[size_t(c)] * ws[size_t(o * C + c)];
+          return sum / std::sqrt(squares / double(C));
+        };
+        for (int64_t o = 0; o < y.cols(); ++o) {
+          const double p = product(o);
+          want.push_back(gated ? p / (1 + std::exp(-p)) * product(O / 2 + o) : p);
+        }
+      }
+      EXPECT_LT(distance(got, want), type == DType::f64 ? 1e-28 : type == DType::f32 ? 1e-12 : 1e-5) << gated;
+    }
 }
 
 TEST(OpDecode, RopeTurnsEachSequenceFromItsOwnStart) {
@@ -111,9 +164,10 @@ TEST(OpDecode, BeyondTheCacheIsRefused) {
   const Tensor start = lab.of(std::vector<int32_t>{3});
   EXPECT_NO_THROW(kv_append(lab.stream(), {.kv = kv, .heads = h, .start = start}, x));
   EXPECT_THROW(kv_append(lab.stream(), {.kv = kv, .heads = h, .first = 1, .start = start}, x), Error);
-  EXPECT_THROW(
-      attention_decode(lab.stream(), o, x, {.kv = kv, .heads = h, .start = start, .first = 1, .longest = 5}, {}),
-      Error);
+  const DecodeAttention a{.kv = kv, .heads = h, .position = start};
+  EXPECT_NO_THROW(attention_decode(lab.stream(), o, x, a));
+  advance(lab.stream(), start);
+  EXPECT_THROW(attention_decode(lab.stream(), o, x, a), Error);
 }
 
 }  // namespace

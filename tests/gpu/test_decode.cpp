@@ -1,5 +1,6 @@
 // The operations of generation on the GPU against double precision on the CPU: every head size and grouping, sequences
-// of unequal lengths, windows, keys in one part and in many; twice the same bits.
+// of unequal lengths, windows, keys in one part and in many; twice the same bits. A step in one kernel is its three
+// operations.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
@@ -67,7 +68,18 @@ class Decode : public testing::Test {
     }
     return x;
   }
+  Tensor workspace(const Heads& h, int64_t B) {
+    const Tensor w = empty(DType::e4m3, {attention_decode_workspace(stream_->target(), h, B)});
+    fill_zero(*stream_, w);
+    return w;
+  }
+  static double distance(const Doubles& x, const Doubles& y) {
+    double error = 0, norms = 0;
+    for (size_t i = 0; i < x.size(); ++i) error += (x[i] - y[i]) * (x[i] - y[i]), norms += x[i] * x[i] + y[i] * y[i];
+    return norms > 0 ? error / norms : 0;
+  }
   void check(const Heads& h, const std::vector<int32_t>& lengths, int64_t window, DType type);
+  void check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned);
 
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
@@ -78,17 +90,17 @@ class Decode : public testing::Test {
 void Decode::check(const Heads& h, const std::vector<int32_t>& lengths, int64_t window, DType type) {
   const int64_t B = int64_t(lengths.size()), longest = *std::max_element(lengths.begin(), lengths.end()),
                 S = longest + 5;
-  const int64_t W = h.width(), D = h.D, first = 1;
+  const int64_t W = h.width(), D = h.D;
   SCOPED_TRACE(concat("H ", h.H, ", G ", h.G, ", D ", D, ", B ", B, ", longest ", longest, ", window ", window, ", ",
                       name_of(type)));
   const Shape shape{B, h.G, S, D};
   Doubles k = drawn(size_t(shape.numel()), 1, type), v = drawn(size_t(shape.numel()), 2, type);
   const Doubles qkv = drawn(size_t(B * W), 3, type);
   const KvRows kv{put(type, k, shape), put(type, v, shape)};
-  std::vector<int32_t> start;
-  for (int32_t n : lengths) start.push_back(n - 1 - int32_t(first));
-  const Tensor from = put(start, {B}), x = put(type, qkv, {B, W});
-  kv_append(*stream_, {.kv = kv, .heads = h, .first = first, .start = from}, x);
+  std::vector<int32_t> last;
+  for (int32_t n : lengths) last.push_back(n - 1);
+  const Tensor position = put(last, {B}), x = put(type, qkv, {B, W});
+  kv_append(*stream_, {.kv = kv, .heads = h, .start = position}, x);
   for (int64_t b = 0; b < B; ++b)
     for (int64_t g = 0; g < h.G; ++g)
       for (int64_t d = 0; d < D; ++d) {
@@ -119,20 +131,52 @@ void Decode::check(const Heads& h, const std::vector<int32_t>& lengths, int64_t 
               p[size_t(j - begin)] / sum * v[size_t(((b * h.G + g) * S + j) * D + d)];
     }
   const DecodeAttention a{
-      .kv = kv, .heads = h, .start = from, .first = first, .longest = longest, .window = window, .scale = scale};
+      .kv = kv, .heads = h, .position = position, .window = window, .scale = scale, .workspace = workspace(h, B)};
   const auto run = [&] {
-    const Tensor o = empty(type, {B, h.H * D});
-    const Tensor workspace = empty(DType::e4m3, {attention_decode_workspace(stream_->target(), h, B)});
-    attention_decode(*stream_, o, x, a, workspace);
+    const Tensor o = empty(type, {B, h.H * h.D});
+    attention_decode(*stream_, o, x, a);
     return o;
   };
   const Tensor one = run(), two = run();
   const Doubles got = get(one);
   EXPECT_EQ(bytes(one), bytes(two));
-  double error = 0, norms = 0;
-  for (size_t i = 0; i < got.size(); ++i)
-    error += (got[i] - want[i]) * (got[i] - want[i]), norms += got[i] * got[i] + want[i] * want[i];
-  EXPECT_LT(error / norms, type == DType::f32 ? 1e-12 : 1e-5);
+  check_step(a, x, two);
+  EXPECT_LT(distance(got, want), type == DType::f32 ? 1e-12 : 1e-5);
+}
+
+// The step in one kernel is the rotation, the appending and the attention one after the other; what it does not write
+// stays as it was. Both halves of the head, a quarter of it, and what does not turn in vectors of 8.
+void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned) {
+  const int64_t B = qkv.rows(), S = a.kv.k.shape[2], D = a.heads.D;
+  for (const int64_t half : {D / 2, D / 4, D / 16 * 8, int64_t{0}}) {
+    if (half == 0 && D > 16) continue;
+    SCOPED_TRACE(concat("turning ", half, " pairs"));
+    std::vector<float> angles;
+    for (int64_t i = 0; i < S * half; ++i) angles.push_back(std::cos(float(i))), angles.push_back(std::sin(float(i)));
+    const Tensor table = put(angles, {S, half, 2});
+    const auto copy_of = [&](Tensor t) {
+      const Tensor y = empty(t.dtype, t.shape);
+      copy(*stream_, y, t);
+      return y;
+    };
+    DecodeAttention apart = a, step = a;
+    apart.kv = {copy_of(a.kv.k), copy_of(a.kv.v)}, step.kv = {copy_of(a.kv.k), copy_of(a.kv.v)};
+    const Tensor turned = copy_of(qkv), want = empty(qkv.dtype, {B, a.heads.H * D}), got = empty(qkv.dtype, want.shape);
+    rope_forward(*stream_, turned, {.table = table, .heads = a.heads, .start = a.position});
+    kv_append(*stream_, {.kv = apart.kv, .heads = a.heads, .start = a.position}, turned);
+    attention_decode(*stream_, want, turned, apart);
+    attention_step(*stream_, got, copy_of(qkv), table, step);
+    const double bound = qkv.dtype == DType::f32 ? 1e-12 : 1e-5;
+    EXPECT_LT(distance(get(got), get(want)), bound);
+    EXPECT_LT(distance(get(step.kv.k), get(apart.kv.k)), bound);
+    EXPECT_EQ(bytes(step.kv.v), bytes(apart.kv.v));
+    if (half == 0) { EXPECT_LT(distance(get(got), get(unturned)), bound); }
+    const Tensor again = empty(qkv.dtype, want.shape), same = copy_of(qkv);
+    step.settled = true;
+    stream_->synchronize();
+    attention_step(*stream_, again, same, table, step);
+    EXPECT_EQ(bytes(again), bytes(got));
+  }
 }
 
 TEST_F(Decode, EveryHeadSizeAndGrouping) {
@@ -153,6 +197,114 @@ TEST_F(Decode, Windows) {
     check({.H = 8, .G = 2, .D = 64}, {1200, 3, 90}, window, DType::f32);
     check({.H = 4, .G = 4, .D = 128}, {2000}, window, DType::bf16);
   }
+}
+
+// Many steps, each of which may begin while the ones ahead run: one that read too early would show.
+TEST_F(Decode, StepsFollowEachOther) {
+  const Heads h{.H = 8, .G = 2, .D = 64};
+  const int64_t B = 2, S = 300, steps = 250, W = h.width();
+  std::vector<float> angles;
+  for (int64_t i = 0; i < S * 32; ++i) angles.push_back(std::cos(float(i))), angles.push_back(std::sin(float(i)));
+  const Tensor table = put(angles, {S, 32, 2});
+  const Tensor rows = put(DType::bf16, drawn(size_t(steps * B * W), 5, DType::bf16), {steps, B * W});
+  struct Way {
+    DecodeAttention attention;
+    Tensor o;
+  };
+  const auto way = [&](bool settled) {
+    const Shape cache{B, h.G, S, h.D};
+    return Way{{.kv = {empty(DType::bf16, cache), empty(DType::bf16, cache)},
+                .heads = h,
+                .position = put(std::vector<int32_t>{-1, 17}, {B}),
+                .scale = 0.125,
+                .settled = settled,
+                .workspace = workspace(h, B)},
+               empty(DType::bf16, {steps, B * h.H * h.D})};
+  };
+  const Way apart = way(false), settled = way(true);
+  for (const Way* w : {&apart, &settled})  // what stands before the second sequence's first token
+    for (const Tensor t : {w->attention.kv.k, w->attention.kv.v}) fill_zero(*stream_, t);
+  const Tensor x = empty(DType::bf16, {B, W});
+  stream_->synchronize();
+  for (const Way* w : {&apart, &settled})
+    for (int64_t i = 0; i < steps; ++i) {
+      const DecodeAttention& a = w->attention;
+      const Tensor o = w->o.row_range(i, 1).as(DType::bf16, {B, h.H * h.D});
+      advance(*stream_, a.position);
+      copy(*stream_, x, rows.row_range(i, 1));
+      if (a.settled) {
+        attention_step(*stream_, o, x, table, a);
+        continue;
+      }
+      rope_forward(*stream_, x, {.table = table, .heads = h, .start = a.position});
+      kv_append(*stream_, {.kv = a.kv, .heads = h, .start = a.position}, x);
+      attention_decode(*stream_, o, x, a);
+    }
+  EXPECT_LT(distance(get(settled.o), get(apart.o)), 1e-5);
+  EXPECT_LT(distance(get(settled.attention.kv.k), get(apart.attention.kv.k)), 1e-5);
+  EXPECT_EQ(bytes(settled.attention.kv.v), bytes(apart.attention.kv.v));
+}
+
+// In one kernel (bf16, few rows) as in three.
+TEST_F(Decode, ANormedProductIsTheNormTheProductAndTheGate) {
+  struct Size {
+    int64_t N, C, O;
+  };
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const Size& z : {Size{1, 2048, 256},
+                          {3, 40, 48},
+                          {8, 296, 34},
+                          {13, 1000, 72},
+                          {16, 520, 18000},
+                          {5, 64, 9000},
+                          {17, 64, 32},
+                          {2, 8200, 32}})
+      for (const bool gated : {false, true})
+        for (const DType out : {type, DType::f32}) {
+          if (gated && out != type) continue;
+          SCOPED_TRACE(
+              concat(z.N, "x", z.O, "x", z.C, " ", name_of(type), " to ", name_of(out), gated ? " gated" : ""));
+          const Doubles xs = drawn(size_t(z.N * z.C), 1, type), ns = drawn(size_t(z.C), 2, type);
+          Doubles ws = drawn(size_t(z.O * z.C), 3, DType::f32), want;
+          for (double& w : ws) w = double(float(w / std::sqrt(double(z.C))));
+          if (type == DType::bf16)
+            for (double& w : ws) w = double(float(bf16(float(w))));
+          const Tensor y = empty(out, {z.N, gated ? z.O / 2 : z.O});
+          normed_product(*stream_, {.y = y,
+                                    .x = put(type, xs, {z.N, z.C}),
+                                    .norm = put(type, ns, {z.C}),
+                                    .w = put(type, ws, {z.O, z.C}),
+                                    .eps = 0.1,
+                                    .gated = gated,
+                                    .normed = empty(type, {z.N, z.C}),
+                                    .rstd = empty(DType::f32, {z.N}),
+                                    .product = empty(type, {z.N, z.O})});
+          for (int64_t n = 0; n < z.N; ++n) {
+            double squares = 0.1 * double(z.C);
+            for (int64_t c = 0; c < z.C; ++c) squares += xs[size_t(n * z.C + c)] * xs[size_t(n * z.C + c)];
+            const auto product = [&](int64_t o) {
+              double sum = 0;
+              for (int64_t c = 0; c < z.C; ++c)
+                sum += xs[size_t(n * z.C + c)] * ns[size_t(c)] * ws[size_t(o * z.C + c)];
+              return sum / std::sqrt(squares / double(z.C));
+            };
+            for (int64_t o = 0; o < y.cols(); ++o) {
+              const double p = product(o);
+              want.push_back(gated ? p / (1 + std::exp(-p)) * product(z.O / 2 + o) : p);
+            }
+          }
+          EXPECT_LT(distance(get(y), want), type == DType::f32 ? 1e-11 : 2e-5);
+        }
+}
+
+TEST_F(Decode, AdvanceCountsEveryPosition) {
+  const Tensor position = put(std::vector<int32_t>{4, -1, 7}, {3});
+  advance(*stream_, position.part(0, {2}));
+  advance(*stream_, position.part(0, {2}));
+  const std::vector<char> b = bytes(position);
+  EXPECT_EQ(
+      std::vector<int32_t>(reinterpret_cast<const int32_t*>(b.data()), reinterpret_cast<const int32_t*>(b.data()) + 3),
+      (std::vector<int32_t>{6, 1, 7}));
 }
 
 TEST_F(Decode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {

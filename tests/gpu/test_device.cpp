@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "ops/ops.h"
+#include "ops/decode.h"
 
 namespace octet::gpu {
 namespace {
@@ -80,6 +80,59 @@ TEST_F(GpuDevice, AnEventOrdersStreamsAndCopiesKeepBytes) {
   pinned_free(host);
   device_free(d, x.data);
   device_free(d, y.data);
+}
+
+TEST_F(GpuDevice, ARecordingRunsItsWorkEachTimeAndItsHostPartTwice) {
+  for (const bool profile : {false, true}) {
+    Device d({.profile = profile});
+    Stream s(d);
+    Recording recording(s);
+    Tensor x{device_alloc(d, 64), DType::i32, {16}}, y{device_alloc(d, 64), DType::i32, {16}};
+    fill_zero(s, x);
+    int host = 0;
+    const auto twice = [&] { advance(s, x), copy(s, y, x), advance(s, y), ++host; };  // y = ++x + 1
+    const auto values = [&] {
+      std::vector<int32_t> v(16);
+      copy_to_host(s, v.data(), y.data, y.bytes());
+      s.synchronize();
+      return v;
+    };
+    for (int i = 1; i <= 5; ++i) {
+      recording.run(twice);
+      EXPECT_EQ(values(), std::vector<int32_t>(16, i + 1));
+    }
+    EXPECT_EQ(host, profile ? 5 : 2);  // what profiles asks for the times of each run
+    recording.forget();
+    for (int i = 0; i < 3; ++i) recording.run([&] { advance(s, x), advance(s, x), copy(s, y, x), ++host; });
+    EXPECT_EQ(values(), std::vector<int32_t>(16, 5 + 6));
+    EXPECT_EQ(host, profile ? 8 : 4);
+    device_free(d, x.data);
+    device_free(d, y.data);
+  }
+}
+
+TEST_F(GpuDevice, WorkThatWaitsForTheDeviceIsNotRecordedAndErrorsGoThrough) {
+  Device d({});
+  Stream s(d);
+  Recording waits(s), fails(s);
+  Tensor x{device_alloc(d, 64), DType::i32, {16}};
+  fill_zero(s, x);
+  int host = 0;
+  for (int i = 0; i < 4; ++i) waits.run([&] { advance(s, x), s.synchronize(), ++host; });
+  EXPECT_EQ(host, 4);
+  const auto work = [&] {
+    advance(s, x);
+    if (++host == 6) throw Error("in the midst of the recording");
+  };
+  fails.run(work);
+  EXPECT_THROW(fails.run(work), Error);
+  for (int i = 0; i < 3; ++i) fails.run(work);  // recorded now, and launched twice more
+  EXPECT_EQ(host, 7);
+  int32_t value = 0;
+  copy_to_host(s, &value, x.data, sizeof value);
+  s.synchronize();
+  EXPECT_EQ(value, 4 + 1 + 3);
+  device_free(d, x.data);
 }
 
 TEST_F(GpuDevice, CountsAndTimesOpsOnlyWhenItProfiles) {

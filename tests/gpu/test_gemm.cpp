@@ -84,7 +84,8 @@ std::vector<Form> every_form() {
 enum class By { gemm, plain_product };
 
 // Largest error of any element, against the bound of its own sum: 1 is the bound.
-double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset, By by = By::gemm) {
+double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset, By by = By::gemm,
+             bool settled = false) {
   const auto [M, N, K] = size;
   const Values a = rounded(normals(M * K, 1), f.factors), b = rounded(normals(N * K, 2), f.factors);
   const Values old = rounded(normals(M * N, 3), f.d), residual = rounded(normals(M * N, 4), f.d);
@@ -96,7 +97,8 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
   GemmArgs g{.d = m.upload(f.d, {M, N}, old, offset),
              .a = {upload(a, M, f.a_transposed), f.a_transposed},
              .b = {upload(b, N, f.b_transposed), f.b_transposed},
-             .accumulate = f.accumulate};
+             .accumulate = f.accumulate,
+             .settled = settled};
   if (f.residual) g.residual = m.upload(f.d, {M, N}, residual, offset);
   if (f.bias) g.bias = m.upload(f.factors, {N}, bias, offset);
   if (by == By::gemm) gemm(m.stream, g);
@@ -137,6 +139,46 @@ TEST_F(GpuGemm, IsTheProductInEveryFormAndSize) {
 TEST_F(GpuGemm, TakesViewsThatAreAlignedToOneElement) {
   for (const Form& f : every_form())
     EXPECT_LE(worst(*machine, f, {80, 96, 64}, 1), 1) << name_of(f.factors) << " to " << name_of(f.d);
+}
+
+// Those of a step of generation, by our own kernel: any number of rows up to 16, columns that fill no block, a K that
+// fills no piece, one that is far longer than what is in flight at a time, and enough columns for blocks of 32.
+TEST_F(GpuGemm, OfFewRowsIsTheProductToo) {
+  for (const bool settled : {false, true})
+    for (const Form& f : every_form())
+      if (f.factors == DType::bf16 && !f.a_transposed && !f.b_transposed)
+        for (const std::array<int64_t, 3>& size : {std::array<int64_t, 3>{1, 304, 2048},
+                                                   {3, 40, 8},
+                                                   {8, 333, 296},
+                                                   {9, 17, 40},
+                                                   {16, 48, 5632},
+                                                   {1, 16, 16384},
+                                                   {5, 9001, 64},
+                                                   {13, 9001, 72},
+                                                   {16, 9000, 264},
+                                                   {17, 64, 64}}) {
+          EXPECT_LE(worst(*machine, f, size, 0, By::gemm, settled), 1)
+              << size[0] << "x" << size[1] << "x" << size[2] << " to " << name_of(f.d) << " accumulate " << f.accumulate
+              << " residual " << f.residual << " bias " << f.bias << " settled " << settled;
+        }
+}
+
+// Many products of few rows, each of the last one's result: one that began before its input was there would show.
+TEST_F(GpuGemm, OfFewRowsFollowEachOther) {
+  Machine& m = *machine;
+  constexpr int64_t C = 512, kTimes = 200;
+  Values w(size_t(C * C));  // a rotation of the columns by one, and of the sign
+  for (int64_t n = 0; n < C; ++n) w[size_t(n * C + (n + 1) % C)] = -1;
+  Values x = rounded(normals(2 * C, 1), DType::bf16);
+  const Factor b{m.upload(DType::bf16, {C, C}, w)};
+  const Tensor one = m.upload(DType::bf16, {2, C}, x), two = m.tensor(DType::bf16, {2, C});
+  m.stream.synchronize();
+  for (int64_t i = 0; i < kTimes; ++i)
+    gemm(m.stream, {.d = i % 2 ? one : two, .a = {i % 2 ? two : one}, .b = b, .settled = true});
+  const Values y = m.download(one);
+  for (int64_t r = 0; r < 2; ++r)
+    for (int64_t c = 0; c < C; ++c)
+      EXPECT_EQ(y[size_t(r * C + c)], x[size_t(r * C + (c + kTimes) % C)]) << r << " " << c;
 }
 
 // Where the library has no kernel. It adds one matrix, and no bias.

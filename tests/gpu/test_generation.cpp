@@ -48,6 +48,28 @@ TEST_F(GpuGeneration, GreedyInFp32IsTransformersTokenForToken) {
     }
 }
 
+// Steps are recorded once and replayed for every batch; with fewer sequences they are recorded again. The same prompt
+// has the same answer each time, of any architecture.
+TEST_F(GpuGeneration, ReplayedStepsSayTheSameAgain) {
+  for (const char* model : {"llama-gqa", "neox-parallel", "mixtral-8x2"})
+    for (const char* dtype : {"bf16", "fp32"}) {
+      std::vector<std::string> words{"generate", golden(model),  "--device",         "cuda", "--dtype",     dtype,
+                                     "--json",   "--ignore-eos", "--max-new-tokens", "90",   "--prompt-ids"};
+      for (const char* prompt : {"5,17,3", "9,2", "5,17,3", "9,2", "5,17,3"}) words.push_back(prompt);
+      for (const char* batch : {"1", "2"}) {
+        std::vector<std::string> all = words;
+        all.insert(all.end(), {"--batch", batch});
+        const Ran r = octet_says(all);
+        expect_done(r);
+        const json said = json::parse(r.out)["sequences"];
+        EXPECT_EQ(said[0]["ids"].size(), 90u) << model;
+        EXPECT_EQ(said[0]["ids"], said[2]["ids"]) << model << " " << dtype << " in batches of " << batch;
+        EXPECT_EQ(said[1]["ids"], said[3]["ids"]) << model << " " << dtype << " in batches of " << batch;
+        if (batch == std::string("1")) { EXPECT_EQ(said[0]["ids"], said[4]["ids"]) << model << " " << dtype; }
+      }
+    }
+}
+
 TEST_F(GpuGeneration, ACheckpointSaysAndScoresTheSameOnBothDevices) {
   const TinyRun run;
   expect_done(run.train({"device=cpu"}));

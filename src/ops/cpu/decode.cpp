@@ -43,23 +43,27 @@ void kv_append(Stream&, const KvAppend& a, Tensor qkv) {
   });
 }
 
-void attention_decode(Stream&, Tensor o, Tensor qkv, const DecodeAttention& a, Tensor) {
+void attention_decode(Stream&, Tensor o, Tensor qkv, const DecodeAttention& a) {
   const Heads& h = a.heads;
   const int64_t B = qkv.rows(), S = a.kv.k.shape[2], D = h.D;
   check_cache(a.kv, h, B);
-  CHECK(o.numel() == B * h.H * D && qkv.cols() == h.width() && a.longest <= S, o.shape, " from ", qkv.shape);
-  for (int64_t b = 0; b < B; ++b) check_range(a.first + start_of(a.start, b), 1, a.longest);
+  CHECK(o.numel() == B * h.H * D && qkv.cols() == h.width(), o.shape, " from ", qkv.shape);
+  int64_t longest = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    check_range(start_of(a.position, b), 1, S);
+    longest = std::max(longest, start_of(a.position, b) + 1);
+  }
   visit_plain(qkv.dtype, [&]<class P>() {
     using R = Real<P>;
     const P *in = qkv.ptr<P>(), *ks = a.kv.k.ptr<P>(), *vs = a.kv.v.ptr<P>();
     P* out = o.ptr<P>();
 #pragma omp parallel
     {
-      const auto q = buffer<R>(D), row = buffer<R>(D), sum = buffer<R>(D), s = buffer<R>(a.longest);
+      const auto q = buffer<R>(D), row = buffer<R>(D), sum = buffer<R>(D), s = buffer<R>(longest);
 #pragma omp for schedule(dynamic)
       for (int64_t bh = 0; bh < B * h.H; ++bh) {
         const int64_t b = bh / h.H, head = bh % h.H, g = head / (h.H / h.G);
-        const int64_t keys = start_of(a.start, b) + a.first + 1,
+        const int64_t keys = start_of(a.position, b) + 1,
                       first = a.window > 0 ? std::max<int64_t>(0, keys - a.window) : 0;
         const P *k = ks + (b * h.G + g) * S * D, *v = vs + (b * h.G + g) * S * D;
         widen(q.get(), in + b * h.width() + h.q(head), D);
@@ -79,6 +83,18 @@ void attention_decode(Stream&, Tensor o, Tensor qkv, const DecodeAttention& a, T
       }
     }
   });
+}
+
+void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAttention& a) {
+  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});
+  kv_append(s, {.kv = a.kv, .heads = a.heads, .start = a.position}, qkv);
+  attention_decode(s, o, qkv, a);
+}
+
+void normed_product(Stream& s, const NormedProduct& a) { normed_product_apart(s, a); }
+
+void advance(Stream&, Tensor position) {
+  for (int64_t b = 0; b < position.numel(); ++b) ++position.ptr<int32_t>()[b];
 }
 
 void argmax(Stream&, Tensor index, Tensor x, int64_t vocabulary) {

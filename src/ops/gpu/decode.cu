@@ -1,29 +1,13 @@
-// Generation: one query a sequence over the keys and values kept for it. A block takes the query heads of a group (up
-// to kDecodeHeads) over a part of the keys, so that each key and value is read once. Eight elements of D lie with a
-// thread: kLanes threads hold a row, a warp has 32/kLanes rows at work, each with a softmax of its own; these are
-// joined in the warp, then in the block, and parts by a second kernel, all in a fixed order. Exponents are of base 2: q
-// carries scale * log2(e).
-#include <cmath>
-
+// Generation's operations. Attention here is that of fp32 and of large heads: eight elements of D lie with a thread,
+// kLanes threads hold a row, a warp has 32/kLanes rows at work.
 #include "ops/decode.h"
+#include "ops/gpu/decode_kernels.cuh"
 #include "ops/gpu/vector.cuh"
-#include "ops/workspace.h"
 
 namespace octet::BACKEND {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32;
-
-template <class T>
-struct Params {
-  const T *qkv, *k, *v;
-  T* o;
-  const int32_t* start;
-  float *sums, *stats;  // of parts: (B,H,parts,D), (B,H,parts,2); null where there is one part
-  int64_t width, S;
-  int H, G, D, group, chunks, parts, each, window, first, q_step;
-  float scale;
-};
+using namespace decode;
 
 // Of the heads of a block, as each thread sees them: running maximum, sum of weights, weighted sum of values.
 template <int kQ>
@@ -37,9 +21,6 @@ struct Softmax {
       for (int i = 0; i < 8; ++i) sum[h][i] = 0;
     }
   }
-  // What to multiply by what was summed under `before`, when the maximum is now `now`; 0 where nothing was summed.
-  static __device__ float shrink(float before, float now) { return before == -INFINITY ? 0.f : exp2f(before - now); }
-
   template <class T, int kU>
   __device__ void add(const float (&s)[kQ][kU], const Pack<T> (&v)[kU]) {
     float p[kQ][kU];
@@ -84,34 +65,70 @@ struct Softmax {
   }
 };
 
+template <int kLanes>
+__device__ float dot_of(const float (&q)[8], const float (&key)[8]) {
+  float dot = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) dot = fmaf(q[i], key[i], dot);
+#pragma unroll
+  for (int other = kLanes / 2; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
+  return dot;
+}
+
+// Adds the new token's key and value, which are not in the cache yet, and puts them there.
+template <class T, int kLanes, int kQ>
+__device__ void add_new(Softmax<kQ>& softmax, const float (&q)[kQ][8], const Params<T>& p, const Turn& turn,
+                        const T* row, int64_t to, bool live, bool stores) {
+  const int lane = int(threadIdx.x) % 32;
+  Pack<T> k{}, v[1]{};
+  if (live) k = turn.load(row + p.k0), v[0] = load8(row + p.v0 + turn.at);
+  float key[8], s[kQ][1];
+  unpack(key, k);
+#pragma unroll
+  for (int h = 0; h < kQ; ++h) {
+    const float dot = dot_of<kLanes>(q[h], key);
+    s[h][0] = lane < kLanes ? dot : -INFINITY;
+  }
+  softmax.template add<T, 1>(s, v);
+  if (!live || !stores || lane >= kLanes) return;
+  store8(p.k + to, k);
+  store8(p.v + to, v[0]);
+}
+
 template <class T, int kLanes, int kQ, int kU>
 __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant__ Params<T> p) {
   constexpr int kRows = 32 / kLanes;  // of a warp
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, at = lane % kLanes * 8;
   const int part = int(blockIdx.x), chunk = int(blockIdx.y) % p.chunks, g = int(blockIdx.y) / p.chunks,
             b = int(blockIdx.z);
+  let_next_begin();
+  after_earlier();
+  const Part keys(p, part, b);
+  if (part >= keys.parts) return;
+
   const int head = g * p.group + chunk * kQ, heads = min(kQ, p.group - chunk * kQ);
   const bool live = at < p.D;
+  const Turn turn(p.table, keys.position, p.table ? p.half : 0, live ? at : 0);
+  const T* in = p.qkv + b * p.width;
   float q[kQ][8];
 #pragma unroll
   for (int h = 0; h < kQ; ++h) {
     Pack<T> raw{};
-    if (live && h < heads) raw = load8(p.qkv + b * p.width + int64_t(head + h) * p.q_step + at);
+    if (live && h < heads) raw = turn.load(in + (head + h) * p.q_step);
     unpack(q[h], raw);
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[h][i] *= p.scale;
   }
-  const int keys = p.start[b] + p.first + 1, seen = p.window ? max(0, keys - p.window) : 0;
-  const int begin = seen + part * p.each, end = min(begin + p.each, keys);
   const int64_t cache = (int64_t(b) * p.G + g) * p.S * p.D + at;
   Softmax<kQ> softmax;
-  for (int row = begin + warp * kRows * kU; row < end; row += kWarps * kRows * kU) {  // the same for a whole warp
+  for (int row = keys.begin + warp * kRows * kU; row < keys.end;
+       row += kWarps * kRows * kU) {  // the same for a whole warp
     Pack<T> k[kU], v[kU];
 #pragma unroll
     for (int u = 0; u < kU; ++u) {
       const int key = row + u * kRows + lane / kLanes;
       k[u] = {}, v[u] = {};
-      if (live && key < end) {
+      if (live && key < keys.end) {
         k[u] = load8(p.k + cache + int64_t(key) * p.D);
         v[u] = load8(p.v + cache + int64_t(key) * p.D);
       }
@@ -123,16 +140,15 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
       unpack(key, k[u]);
 #pragma unroll
       for (int h = 0; h < kQ; ++h) {
-        float dot = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) dot = fmaf(q[h][i], key[i], dot);
-#pragma unroll
-        for (int other = kLanes / 2; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
-        s[h][u] = row + u * kRows + lane / kLanes < end ? dot : -INFINITY;
+        const float dot = dot_of<kLanes>(q[h], key);
+        s[h][u] = row + u * kRows + lane / kLanes < keys.end ? dot : -INFINITY;
       }
     }
     softmax.template add<T, kU>(s, v);
   }
+  if (p.table && part == 0 && warp == 0)
+    add_new<T, kLanes, kQ>(softmax, q, p, turn, in + g * p.kv_step, cache + int64_t(keys.position) * p.D, live,
+                           chunk == 0 && keys.position < p.S);
   softmax.template join<kLanes>();
 
   __shared__ float tops[kWarps][kQ], weights[kWarps][kQ], sums[kWarps][kQ][kLanes * 8];
@@ -144,54 +160,14 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
       for (int i = 0; i < 8; ++i) sums[warp][h][at + i] = softmax.sum[h][i];
     }
   }
-  __syncthreads();
-  for (int i = int(threadIdx.x); i < heads * p.D; i += kThreads) {
-    const int h = i / p.D, d = i % p.D;
-    float top = -INFINITY, weight = 0, sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w][h]);
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float factor = Softmax<kQ>::shrink(tops[w][h], top);
-      weight += weights[w][h] * factor, sum += sums[w][h][d] * factor;
-    }
-    const int64_t row = int64_t(b) * p.H + head + h;
-    if (!p.sums) {
-      p.o[row * p.D + d] = T(sum / weight);
-      continue;
-    }
-    p.sums[(row * p.parts + part) * p.D + d] = sum;
-    if (d == 0) p.stats[(row * p.parts + part) * 2] = top, p.stats[(row * p.parts + part) * 2 + 1] = weight;
-  }
-}
-
-// A block a head of a sequence, a thread an element of D.
-template <class T>
-__global__ void join_kernel(const __grid_constant__ Params<T> p) {
-  const int64_t row = blockIdx.x;
-  const float* stats = p.stats + row * p.parts * 2;
-  float top = -INFINITY;
-  for (int i = 0; i < p.parts; ++i) top = fmaxf(top, stats[2 * i]);
-  for (int d = int(threadIdx.x); d < p.D; d += int(blockDim.x)) {
-    float weight = 0, sum = 0;
-    for (int i = 0; i < p.parts; ++i) {
-      const float factor = Softmax<1>::shrink(stats[2 * i], top);
-      weight += stats[2 * i + 1] * factor;
-      sum += p.sums[(row * p.parts + i) * p.D + d] * factor;
-    }
-    p.o[row * p.D + d] = T(sum / weight);
-  }
+  finish(p, keys.parts, head, heads, tops, weights, sums);
 }
 
 template <class T, int kLanes, int kQ>
 void launch(Stream& s, const Params<T>& p, int64_t B) {
   constexpr int kU = kQ == 8 || sizeof(T) == 4 ? 2 : 4;  // rows that a thread loads at once: what its registers hold
-  decode_kernel<T, kLanes, kQ, kU>
-      <<<dim3(unsigned(p.parts), unsigned(p.G * p.chunks), unsigned(B)), kThreads, 0, raw(s)>>>(p);
-  CUDA_CHECK(cudaGetLastError());
-  if (p.parts == 1) return;
-  join_kernel<T><<<unsigned(B * p.H), unsigned((p.D + 31) / 32 * 32), 0, raw(s)>>>(p);
-  CUDA_CHECK(cudaGetLastError());
+  const dim3 blocks(unsigned(p.parts), unsigned(p.G * p.chunks), unsigned(B));
+  launch_closely(s, decode_kernel<T, kLanes, kQ, kU>, {blocks, kThreads}, p);
 }
 template <class T, int kLanes>
 void launch_heads(Stream& s, Params<T> p, int64_t B) {
@@ -292,30 +268,56 @@ void kv_append(Stream& s, const KvAppend& a, Tensor qkv) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-void attention_decode(Stream& s, Tensor o, Tensor qkv, const DecodeAttention& a, Tensor workspace) {
+namespace {
+
+void attend(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAttention& a) {
   const Timed timed(s, Kernel::attention_forward);
   const Heads& h = a.heads;
-  const int64_t B = qkv.rows(), S = a.kv.k.shape[2], keys = a.window > 0 ? std::min(a.window, a.longest) : a.longest;
+  const int64_t B = qkv.rows(), S = a.kv.k.shape[2], keys = a.window > 0 ? std::min(a.window, S) : S;
   check(a.kv, h, qkv, B);
-  CHECK(o.numel() == B * h.H * h.D && a.longest >= 1 && a.longest <= S, o.shape, ", ", a.longest, " keys of ", S);
-  CHECK(h.G * h.H < 65536 && B < 65536, "B ", B, ", H ", h.H, ", G ", h.G);
-  const int64_t parts = decode_parts(s.target(), h, B, keys);
-  CHECK(parts == 1 || int64_t(workspace.bytes()) >= B * h.H * parts * (h.D + 2) * 4, workspace.bytes(), " bytes for ",
-        parts, " parts");
+  CHECK(o.numel() == B * h.H * h.D && a.position.numel() == B, o.shape, ", ", a.position.shape);
+  CHECK(h.G * h.H < 65536 && B < 65536 && S < int64_t{1} << 31, "B ", B, ", H ", h.H, ", G ", h.G, ", S ", S);
+  const int64_t parts = decode_parts(s.target(), h, B, keys), sums = B * h.H * parts * h.D;
+  CHECK(int64_t(a.workspace.bytes()) >= decode_counters(h, B) + (parts > 1 ? sums / h.D * (h.D + 2) * 4 : 0),
+        a.workspace.bytes(), " bytes for ", parts, " parts");
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
-    Params<T> p{qkv.ptr<T>(), a.kv.k.ptr<T>(), a.kv.v.ptr<T>(), o.ptr<T>(), a.start.ptr<int32_t>(),
-                nullptr,      nullptr,         qkv.cols(),      S};
+    Params<T> p{qkv.ptr<T>(), a.kv.k.ptr<T>(), a.kv.v.ptr<T>(), o.ptr<T>(), a.position.ptr<int32_t>()};
+    p.width = qkv.cols(), p.S = S, p.k0 = h.k(0), p.v0 = h.v(0), p.kv_step = h.k(1) - h.k(0), p.q_step = h.q(1);
     p.H = int(h.H), p.G = int(h.G), p.D = int(h.D), p.group = int(h.H / h.G), p.parts = int(parts);
-    p.each = int(ceil_div(keys, parts)), p.window = int(a.window), p.first = int(a.first), p.q_step = int(h.q(1));
+    p.window = int(a.window);
     p.scale = float(a.scale * 1.4426950408889634);
-    if (parts > 1) {
-      p.sums = static_cast<float*>(workspace.data);
-      p.stats = p.sums + B * h.H * parts * h.D;
-    }
-    if (h.D <= 64) launch_heads<T, 8>(s, p, B);
-    else if (h.D <= 128) launch_heads<T, 16>(s, p, B);
-    else launch_heads<T, 32>(s, p, B);
+    p.done = static_cast<uint32_t*>(a.workspace.data);
+    p.sums = reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + decode_counters(h, B));
+    p.stats = p.sums + sums;
+    if (rope_table) p.table = rope_table.ptr<float>(), p.half = int(rope_table.shape[1]);
+    p.settled = a.settled;
+    if constexpr (sizeof(T) == 2)
+      if (h.D <= 128) return launch_bf16(s, p, B);
+    if (h.D > 128) return launch_heads<T, 32>(s, p, B);
+    if constexpr (sizeof(T) == 4) h.D <= 64 ? launch_heads<T, 8>(s, p, B) : launch_heads<T, 16>(s, p, B);
   });
+}
+
+__global__ void advance_kernel(int32_t* position, int count) {
+  let_next_begin();
+  after_earlier();
+  for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) ++position[i];
+}
+
+}  // namespace
+
+void attention_decode(Stream& s, Tensor o, Tensor qkv, const DecodeAttention& a) { attend(s, o, qkv, {}, a); }
+
+void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAttention& a) {
+  if (rope_table.shape[1] % 8 == 0 && aligned({rope_table.data})) return attend(s, o, qkv, rope_table, a);
+  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});  // halves of vectors turn
+  kv_append(s, {.kv = a.kv, .heads = a.heads, .start = a.position}, qkv);
+  attention_decode(s, o, qkv, a);
+}
+
+void advance(Stream& s, Tensor position) {
+  const Timed timed(s, Kernel::elementwise);
+  launch_closely(s, advance_kernel, {1, 256}, position.ptr<int32_t>(), int(position.numel()));
 }
 
 void argmax(Stream& s, Tensor index, Tensor x, int64_t vocabulary) {

@@ -1,7 +1,9 @@
-// Matrix products through cuBLASLt. What its epilogue cannot add is added by a kernel behind it.
+// Matrix products through cuBLASLt, but for those of few rows. What its epilogue cannot add is added by a kernel behind
+// it.
 #include <algorithm>
 #include <bit>
 
+#include "ops/gpu/few_rows.h"
 #include "ops/gpu/gemm_plain.h"
 #include "ops/gpu/gemm_plans.h"
 #include "ops/product_shape.h"
@@ -73,6 +75,7 @@ void gemm(Stream& s, const GemmArgs& g) {
   const Timed timed(s, product_class(g.a.t.dtype));
   if (g.d.numel() == 0) return;
   check(g);
+  if (g.a.contracted() > 0 && takes_few_rows(g)) return few_rows_product(s, g);
   const bool both = g.residual && g.accumulate;  // cuBLASLt adds one matrix
   if (both) add(s, g.d, g.d, g.residual);
   if (g.a.contracted() == 0) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/gpu/few_rows.h"
 #include "ops/gpu/gemm_plans.h"
 #include "ops/tune.h"
 
@@ -106,7 +107,7 @@ void tune_products(Stream& s, std::span<const ProductShape> shapes) {
   int tuned = 0;
   for (const ProductShape& shape : shapes) {
     const ProductKey key{shape};
-    if (shape.flops() == 0 || plans.has(key)) continue;
+    if (shape.flops() == 0 || plans.has(key) || few_rows(shape)) continue;
     tune(s, key);
     ++tuned;
   }
