@@ -6,8 +6,6 @@
 // 16 bytes of a row: the k  8t .. 8t+7  of its piece, four of them for a first mma and four for a second. Pieces ahead
 // stay in registers, a ring of kDepth, whose first ones are asked for before the kernels ahead have ended, where b is
 // settled (ops.h). Dimension key:  g = lane / 4, the row of b and of a   t = lane % 4, the k
-#include <cstdlib>
-
 #include "ops/decode.h"
 #include "ops/gpu/few_rows.h"
 #include "ops/gpu/launch.cuh"
@@ -212,24 +210,20 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
   finish<F>(p, shared, added, n0);
 }
 
-template <class D, int kTiles, int kGroups, int kBlocks, Around kAround>
+// Three blocks of wide products a multiprocessor, two of others, as measured; and in flight what registers then hold.
+template <class D, int kTiles, int kGroups, Around kAround>
 void launch_groups(Stream& s, const FewRows<D>& p) {
   constexpr bool kNorm = kAround != Around::nothing;
-  constexpr int kDepth = kBlocks == 3            ? 4 / kTiles  // what registers hold
-                         : kTiles == 2           ? (kGroups == 2 ? 2 : 4)
-                         : kNorm || kGroups == 2 ? 4
-                                                 : 8;
-  constexpr int kDepthA = kBlocks == 3 || kTiles == 2 || kGroups == 2 || kNorm ? 2 : 4;
+  constexpr int kBlocks = kTiles == 2 && kGroups == 1 ? 3 : 2;
+  constexpr int kDepth = kTiles == 2 ? 2 : kNorm || kGroups == 2 ? 4 : 8, kDepthA = kDepth == 8 ? 4 : 2;
   using F = Form<kTiles, kGroups, kDepth, kDepthA, kBlocks, kAround>;
   const Grid grid{unsigned(ceil_div(p.N, F::kCols)), kThreads, kNorm ? size_t(p.K) * sizeof(bf16) : 0};
   launch_closely(s, few_rows_kernel<F, D>, grid, p);
 }
 template <class D, int kTiles, Around kAround>
 void launch_tiles(Stream& s, const FewRows<D>& p) {
-  static const bool three = std::getenv("OCTET_THREE_BLOCKS");  // temporary: to be measured
-  if (p.M <= 8 && three) launch_groups<D, kTiles, 1, 3, kAround>(s, p);
-  else if (p.M <= 8) launch_groups<D, kTiles, 1, 2, kAround>(s, p);
-  else launch_groups<D, kTiles, 2, 2, kAround>(s, p);
+  if (p.M <= 8) launch_groups<D, kTiles, 1, kAround>(s, p);
+  else launch_groups<D, kTiles, 2, kAround>(s, p);
 }
 // 32 rows of b a block where there are enough of them for two blocks on each multiprocessor: a is read half as often.
 template <Around kAround, class D>
