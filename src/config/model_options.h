@@ -6,7 +6,7 @@
 namespace octet {
 
 inline Range size_up_to(double largest) { return between(0, largest); }
-inline constexpr double kMostTokens = 2147483647;  // token ids are 32-bit
+inline constexpr double kMostTokens = 2147483647;  // positions are 32-bit
 
 struct ModelOptions : Section {
   using Section::Section;
@@ -17,7 +17,7 @@ struct ModelOptions : Section {
                           Arch::llama,
                           "architecture",
                           {{"llama", Arch::llama}, {"gpt_neox", Arch::neox}, {"mixtral", Arch::mixtral}}};
-  Option<int64_t> vocab_size{this, "vocab_size", 0, "entries of the vocabulary", size_up_to(kMostTokens)};
+  Option<int64_t> vocab_size{this, "vocab_size", 0, "entries of the vocabulary", size_up_to(1 << 24)};
   Option<int64_t> hidden_size{this, "hidden_size", 0, "width of the residual stream", size_up_to(1 << 20)};
   Option<int64_t> intermediate_size{this, "intermediate_size", 0, "width inside the MLP, or inside an expert",
                                     size_up_to(1 << 22)};

@@ -166,6 +166,7 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   expect(R"({"vocab_size": null})", "vocab_size is missing or 0");
   expect(R"({"vocab_size": 2, "bos_token_id": 0})", "eos_token_id: 2 is no id below vocab_size (2)");
   expect(R"({"vocab_size": -1})", "vocab_size: -1 is out of range");
+  expect(R"({"vocab_size": 1000000000})", "vocab_size: 1000000000 is out of range; it must be between 0 and 16777216");
   expect(R"({"hidden_size": "32"})", R"(hidden_size: expected an integer, got "32")");
   expect(R"({"model_type": "gpt2"})", R"(model_type: "gpt2" is none of llama | gpt_neox | mixtral)");
   json without = llama();
