@@ -60,6 +60,22 @@ class OpBench {
   uint64_t seed_ = 1;
 };
 
+struct BenchSizes {
+  int64_t N, C, F, V;
+  Heads heads;
+  DType plain, wide, gradient, gradient_codes;  // of activations, statistics, parameters' gradients, FP8 gradients
+};
+inline constexpr Forms kBothWays{.q = true, .q_t = true}, kAllForms{.plain = true, .q = true, .q_t = true};
+// f(forms, suffix) for the plain form, and for `fp8` where the config asks for FP8: both ways, or with the plain form
+// besides, which the sum of a bias gradient reads.
+template <class F>
+void for_each_form(const RunConfig& c, Forms fp8, F&& f) {
+  f(Forms{.plain = true}, std::string());
+  if (c.fp8.enabled) f(fp8, std::string(fp8.plain ? ", plain and FP8 both ways" : ", FP8 both ways"));
+}
+void bench_norm(OpBench&, const RunConfig&, const BenchSizes&);        // RMSNorm or LayerNorm
+void bench_activation(OpBench&, const RunConfig&, const BenchSizes&);  // SwiGLU, or GELU and the sums of bias gradients
+
 void bench_layers(OpBench&, const RunConfig&);                             // ops/ops.h, but products
 void bench_products(OpBench&, const std::vector<ProductShape>& products);  // each that the config's step runs
 void bench_experts(OpBench&, const RunConfig&);                            // ops/grouped.h

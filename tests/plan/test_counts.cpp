@@ -95,6 +95,24 @@ TEST_F(Counts, BytesOfElementwiseWork) {
   EXPECT_EQ(home[1], 0);
 }
 
+TEST_F(Counts, PartialRotaryMovesWholeSectors) {
+  const auto moved = [&](Heads h, int64_t R, DType t) {
+    const Tensor qkv = make(t, {8, h.width()});
+    rope_forward(s, qkv, {.table = make(DType::f32, {8, R / 2, 2}), .heads = h, .T = 8});
+    const double forward = of(Kernel::rope).bytes;
+    rope_backward(s, {.plain = qkv}, qkv, {.table = make(DType::f32, {8, R / 2, 2}), .heads = h, .T = 8});
+    EXPECT_EQ(of(Kernel::rope).bytes, forward);
+    return forward / 8 / 2;  // of a row, one way
+  };
+  const Heads neox{.H = 4, .G = 4, .D = 128, .interleaved = true}, llama{.H = 4, .G = 2, .D = 64};
+  EXPECT_EQ(moved(neox, 32, DType::bf16), 8 * 64);    // two sectors of each head of q and k
+  EXPECT_EQ(moved(neox, 4, DType::bf16), 8 * 32);     // 8 bytes, in a sector that moves whole
+  EXPECT_EQ(moved(neox, 20, DType::bf16), 8 * 64);    // 40 bytes
+  EXPECT_EQ(moved(llama, 64, DType::bf16), 6 * 128);  // all of q and k
+  EXPECT_EQ(moved({.H = 2, .G = 2, .D = 20, .interleaved = true}, 6, DType::bf16),
+            2 * 64 + 32);  // at bytes 0, 40; 120, 160
+}
+
 TEST_F(Counts, CollectivesByARing) {
   LoneHost host(4);
   const auto comm = make_comm(device, host);

@@ -1,4 +1,5 @@
-// The operations of the layers as counts: bytes that must move; element-wise arithmetic is not counted as FLOPs.
+// The operations of the layers as counts: bytes that must move, so no workspaces; element-wise arithmetic is not
+// counted as FLOPs.
 #include <algorithm>
 #include <utility>
 
@@ -23,20 +24,33 @@ void rmsnorm_forward(Stream& s, Operand y, Tensor rstd, Tensor x, Tensor w, doub
   count_norm_forward(s, y, bytes(rstd, x, w));
 }
 void rmsnorm_backward(Stream& s, const RmsnormBackward& g) {
-  count(s, Kernel::norm, 0, bytes(g.dx, g.dx, g.dw, g.dw, g.dy, g.x, g.w, g.rstd, g.partial, g.partial));
+  count(s, Kernel::norm, 0, bytes(g.dx, g.dx, g.dw, g.dw, g.dy, g.x, g.w, g.rstd));
 }
 void layernorm_forward(Stream& s, const LayernormForward& f) {
   count_norm_forward(s, f.y, bytes(f.mean, f.rstd, f.x, f.w, f.b));
 }
 void layernorm_backward(Stream& s, const LayernormBackward& g) {
-  count(s, Kernel::norm, 0,
-        bytes(g.dx, g.dx, g.dw, g.dw, g.db, g.db, g.dy, g.x, g.w, g.mean, g.rstd, g.partial, g.partial));
+  count(s, Kernel::norm, 0, bytes(g.dx, g.dx, g.dw, g.dw, g.db, g.db, g.dy, g.x, g.w, g.mean, g.rstd));
 }
 
 namespace {
-double rotated_bytes(Tensor qkv, const Rope& rope) {  // the first R dimensions of each q and k head
-  const int64_t R = rope.table.shape[1] * 2;
-  return double(qkv.rows()) * double((rope.heads.H + rope.heads.G) * R) * double(size_of(qkv.dtype));
+// Of the first R dimensions of each q and k head the sectors that must move, once: with R below D they are pieces of a
+// row, and memory has nothing smaller than a sector.
+double rotated_bytes(Tensor qkv, const Rope& rope) {
+  constexpr int64_t kSector = 32;
+  const Heads& h = rope.heads;
+  const int64_t size = int64_t(size_of(qkv.dtype)), R = rope.table.shape[1] * 2;
+  int64_t sectors = 0, counted = 0;  // all before `counted` are
+  const auto piece = [&](int64_t col) {
+    const int64_t first = std::max(counted, col * size / kSector), end = ((col + R) * size + kSector - 1) / kSector;
+    if (R > 0) sectors += end - first, counted = end;
+  };
+  for (int64_t i = 0; i < h.H; ++i) {
+    piece(h.q(i));
+    if (h.interleaved) piece(h.k(i));
+  }
+  for (int64_t i = 0; i < h.G && !h.interleaved; ++i) piece(h.k(i));
+  return double(qkv.rows()) * double(sectors * kSector);
 }
 }  // namespace
 void rope_forward(Stream& s, Tensor qkv, const Rope& rope) { count(s, Kernel::rope, 0, 2 * rotated_bytes(qkv, rope)); }

@@ -4,11 +4,9 @@
 namespace octet::BACKEND {
 
 void sum(Stream& s, Tensor total, Tensor x) { count(s, Kernel::loss, 0, bytes(total, total, x)); }
-void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
-  count(s, Kernel::elementwise, 0, bytes(total, total, x, partial, partial));
-}
-void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor partial) {
-  count(s, Kernel::optimizer, 0, bytes(total, total, x, partial, partial));
+void column_sum(Stream& s, Tensor total, Tensor x, Tensor) { count(s, Kernel::elementwise, 0, bytes(total, total, x)); }
+void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor) {
+  count(s, Kernel::optimizer, 0, bytes(total, total, x));
 }
 
 void quantize(Stream& s, Operand y, Tensor x) { count(s, Kernel::quantize, 0, bytes(y, x)); }
