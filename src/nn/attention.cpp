@@ -66,7 +66,7 @@ Tensor SelfAttention::backward(Context& c, Tensor dy) {
                        {.dqkv = dqkv, .d_o = d_o, .o = o_, .lse = lse_, .qkv = qkv_saved_, .workspace = workspace},
                        shape(c));
   }
-  Operand d = qkv_.output_grad(c, N);
+  const Operand d = qkv_.output_grad_over(c, dqkv);  // turned in place: v, and what no rotation reaches, stay there
   c.produce(d, [&](Operand o) { rope_backward(c.stream, o, dqkv, rope(c)); });
   qkv_.backward(c, dx, d);
   return dx;

@@ -1,5 +1,7 @@
 #include "nn/linear.h"
 
+#include <utility>
+
 #include "ops/workspace.h"
 
 namespace octet::BACKEND {
@@ -46,6 +48,13 @@ Forms Linear::output_grad_forms() const {
 }
 Operand Linear::output_grad(Context& c, int64_t rows) const {
   return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, out()}, output_grad_forms(), dy_slot_);
+}
+Operand Linear::output_grad_over(Context& c, Tensor room) const {
+  Forms forms = output_grad_forms();
+  const bool plain = std::exchange(forms.plain, false);
+  Operand y = c.operand({&c.scratch, &c.scratch, &c.scratch}, {room.rows(), out()}, forms, dy_slot_);
+  if (plain) y.plain = room;
+  return y;
 }
 Operand Linear::output_grad(Context& c, Tensor dy) const {
   Forms missing = recipe_.dy();

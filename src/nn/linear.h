@@ -17,6 +17,8 @@ class Linear {
   // The operands to be filled by the kernels that produce x (N,I) and dy (N,O), in the forms that the products read.
   Operand input(Context&, int64_t rows) const;
   Operand output_grad(Context&, int64_t rows) const;
+  // The plain form, where the products read one, in `room`, whose content the producer reads.
+  Operand output_grad_over(Context&, Tensor room /*(N,O)*/) const;
   // The same where the producer writes plain only.
   Operand input(Context&, Tensor x) const;
   Operand output_grad(Context&, Tensor dy) const;
