@@ -1,5 +1,6 @@
 // LayerNorm.
 #include "ops/gpu/norm_backward.cuh"
+#include "ops/gpu/norm_launch.cuh"
 
 namespace octet::BACKEND {
 

@@ -1,5 +1,6 @@
 // RMSNorm.
 #include "ops/gpu/norm_backward.cuh"
+#include "ops/gpu/norm_launch.cuh"
 
 namespace octet::BACKEND {
 

@@ -52,6 +52,19 @@ template <class T>
 __device__ inline Pack<T> load8(const T* p) {
   return *reinterpret_cast<const Pack<T>*>(p);
 }
+// What is read once leaves L1 to what is read again. Of memory that no thread of the kernel writes.
+template <class T>
+__device__ inline Pack<T> load_once(const T* p) {
+  Pack<T> r;
+#pragma unroll
+  for (size_t i = 0; i < sizeof r / 16; ++i) {
+    uint4& v = reinterpret_cast<uint4*>(&r)[i];
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(reinterpret_cast<const uint4*>(p) + i));
+  }
+  return r;
+}
 template <class T>
 __device__ inline void store8(T* p, const Pack<T>& v) {
   *reinterpret_cast<Pack<T>*>(p) = v;
