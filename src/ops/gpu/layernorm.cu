@@ -25,8 +25,7 @@ void layernorm_backward(Stream& s, const LayernormBackward& a) {
     rows = norm_backward<true>(s, NormBackward<T>{a.dx.ptr<T>(), a.dy.ptr<T>(), a.x.ptr<T>(), a.w.ptr<T>(),
                                                   a.mean.ptr<float>(), a.rstd.ptr<float>(), dw, db, N, int(C)});
   });
-  add_partial(s, a.dw, dw, rows, C);
-  add_partial(s, a.db, db, rows, C);
+  add_partial(s, {{a.dw, dw}, {a.db, db}}, rows);
 }
 
 }  // namespace octet::BACKEND

@@ -24,7 +24,7 @@ void rmsnorm_backward(Stream& s, const RmsnormBackward& a) {
     rows = norm_backward<false>(s, NormBackward<T>{a.dx.ptr<T>(), a.dy.ptr<T>(), a.x.ptr<T>(), a.w.ptr<T>(), nullptr,
                                                    a.rstd.ptr<float>(), partial, nullptr, N, int(C)});
   });
-  add_partial(s, a.dw, partial, rows, C);
+  add_partial(s, {{a.dw, partial}}, rows);
 }
 
 }  // namespace octet::BACKEND

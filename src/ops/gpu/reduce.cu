@@ -94,15 +94,17 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   const int64_t N = x.rows(), C = x.cols(), P = partial_rows(s.target());
   CHECK(total.numel() == C && partial.numel() >= P * C, total.shape, " += columns of ", x.shape);
   if (N == 0) return;
-  const int64_t rows = std::min(P, ceil_div(N, 32));  // four of a warp's loads in flight at once
-  const dim3 grid(blocks_for(C, 256), unsigned(rows));
+  const unsigned columns = blocks_for(C, 256);
+  // Four of a warp's loads in flight at once, and of wide rows no more blocks than 16 for each SM: each leaves a row.
+  const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(8 * P, columns)});
+  const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {
     with_bool(C % 8 == 0 && aligned({x.data}), [&]<bool kFast>() {
       column_sum_kernel<T, kFast><<<grid, 256, 0, raw(s)>>>(partial.ptr<float>(), x.ptr<T>(), N, C);
     });
   });
   CUDA_CHECK(cudaGetLastError());
-  add_partial(s, total, partial.ptr<float>(), rows, C);
+  add_partial(s, {{total, partial.ptr<float>()}}, rows);
 }
 
 void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor partial) {

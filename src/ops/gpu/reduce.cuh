@@ -39,17 +39,24 @@ __device__ inline void block_amax(uint32_t* amax, uint32_t m) {
   if (threadIdx.x == 0 && m > *reinterpret_cast<volatile uint32_t*>(amax)) atomicMax(amax, m);
 }
 
-// total (C) += sum of `rows` rows of partial, `stride` apart, in a fixed order. Blocks of 32 columns x 16 row lanes.
+// total (C) += sum of the rows of partial (rows, C), in a fixed order; one such sum or two of the same shape in one
+// launch. Blocks of 32 columns x 16 row lanes.
+struct PartialSum {
+  Tensor total;
+  const float* partial;
+};
 template <class W>
 __global__ void __launch_bounds__(512)
-    add_partial_kernel(W* total, const float* partial, int rows, int64_t stride, int64_t C) {
+    add_partial_kernel(W* first, W* second, const float* of_first, const float* of_second, int rows, int64_t C) {
   __shared__ float room[16][33];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const int64_t c = blockIdx.x * int64_t(32) + lane;
+  const float* partial = blockIdx.y ? of_second : of_first;
+  W* total = blockIdx.y ? second : first;
   float sum = 0;
   if (c < C) {
 #pragma unroll 8
-    for (int p = part; p < rows; p += 16) sum += partial[p * stride + c];
+    for (int p = part; p < rows; p += 16) sum += partial[p * C + c];
   }
   room[part][lane] = sum;
   __syncthreads();
@@ -59,10 +66,12 @@ __global__ void __launch_bounds__(512)
   for (int p = 0; p < 16; ++p) sum += room[p][lane];
   total[c] = W(float(total[c]) + sum);
 }
-inline void add_partial(Stream& s, Tensor total, const float* partial, int64_t rows, int64_t stride) {
-  const int64_t C = total.numel();
-  visit<float, bf16>(total.dtype, [&]<class W>() {
-    add_partial_kernel<W><<<blocks_for(C, 32), 512, 0, raw(s)>>>(total.ptr<W>(), partial, int(rows), stride, C);
+inline void add_partial(Stream& s, std::initializer_list<PartialSum> sums, int64_t rows) {
+  const PartialSum &a = *sums.begin(), &b = *(sums.end() - 1);
+  const int64_t C = a.total.numel();
+  visit<float, bf16>(a.total.dtype, [&]<class W>() {
+    add_partial_kernel<<<dim3(blocks_for(C, 32), unsigned(sums.size())), 512, 0, raw(s)>>>(
+        a.total.ptr<W>(), b.total.ptr<W>(), a.partial, b.partial, int(rows), C);
   });
   CUDA_CHECK(cudaGetLastError());
 }
