@@ -14,40 +14,44 @@ struct NormForward {
   float eps;
 };
 
+// Blocks of 512 threads an SM, for the registers.
+template <class T, int kVectors>
+constexpr int kNormBlocks = sizeof(T) == 4  ? 1
+                            : kVectors <= 2 ? 3
+                                            : 2;
+
 template <bool kCentre>
 __device__ inline float normal_form(float x, float mean, float rstd) {
   if constexpr (kCentre) return (x - mean) * rstd;
   else return x * rstd;
 }
 
+// The weights come after the statistics: until then they would only take registers, of which the number of rows in
+// flight depends.
 template <class T, DType kFormat, int kVectors, bool kCentre>
-__global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward<T> f, const Sink<T> out) {
+__global__ void __launch_bounds__(512, kNormBlocks<T, kVectors>)
+    norm_forward_kernel(const NormForward<T> f, const Sink<T> out) {
   __shared__ float room[2][32];
   const int64_t n = blockIdx.x, base = n * f.C;
   const int vectors = f.C / 8;
-  Pack<T> x[kVectors], w[kVectors], b[kVectors];
+  Pack<T> x[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const int v = k * blockDim.x + threadIdx.x;
-    x[k] = load<true>(f.x + base + v * 8, v < vectors);
+    x[k] = v < vectors ? load_once(f.x + base + v * 8) : Pack<T>{};
   }
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int v = k * blockDim.x + threadIdx.x;
-    w[k] = load<true>(f.w + v * 8, v < vectors);
-    if constexpr (kCentre) b[k] = load<true>(f.b + v * 8, v < vectors);
-  }
+  const uint32_t seen = out.read_amax();
+  const float scale = out.read_scale(), share = __frcp_rn(float(f.C));
   float mean = 0, v[8];
   if constexpr (kCentre) {
     float sum[1] = {};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       unpack(v, x[k]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sum[0] += v[j];
+      sum[0] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
     }
     block_sum(sum, room[0]);
-    mean = sum[0] / float(f.C);
+    mean = sum[0] * share;
   }
   float squares[1] = {};
 #pragma unroll
@@ -58,7 +62,7 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward<T> 
     for (int j = 0; j < 8; ++j) squares[0] += (v[j] - mean) * (v[j] - mean);
   }
   block_sum(squares, room[1]);
-  const float rstd = 1.f / sqrtf(squares[0] / float(f.C) + f.eps), scale = out.read_scale();
+  const float rstd = __frsqrt_rn(fmaf(squares[0], share, f.eps));
   if (threadIdx.x == 0) {
     f.rstd[n] = rstd;
     if constexpr (kCentre) f.mean[n] = mean;
@@ -69,20 +73,17 @@ __global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward<T> 
     const int i = k * blockDim.x + threadIdx.x;
     if (i >= vectors) break;
     float weight[8], bias[8];
+    unpack(weight, load8(f.w + i * 8));
+    if constexpr (kCentre) unpack(bias, load8(f.b + i * 8));
     unpack(v, x[k]);
-    unpack(weight, w[k]);
-    if constexpr (kCentre) unpack(bias, b[k]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       v[j] = normal_form<kCentre>(v[j], mean, rstd) * weight[j];
       if constexpr (kCentre) v[j] += bias[j];
     }
-    const uint32_t m = magnitude8(v);
-    amax = max(amax, m);
-    if (out.plain) store8(out.plain + base + i * 8, pack<T>(v));
-    if (out.q) *reinterpret_cast<uint2*>(out.q + base + i * 8) = encode8<kFormat>(v, scale, m);
+    emit<kFormat, false>(out, base + i * 8, v, scale, amax);
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, seen);
   out.write_scale_inv();
 }
 
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(256) norm_forward_any_kernel(const NormForward
       out.q[base + c] =
           uint8_t(out.format == DType::e4m3 ? encode1<DType::e4m3>(scaled) : encode1<DType::e5m2>(scaled));
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, out.read_amax());
   out.write_scale_inv();
 }
 

@@ -1,192 +1,9 @@
 #pragma once
-// RMSNorm and LayerNorm (kCentre), backward.
-//   dx += rstd * (g - [mean_c g] - x^ * mean_c(g x^)),  g = w*dy;   dw += sum_n dy*x^;   [db += sum_n dy]
-// A block is some teams of whole warps; a team works on one row at a time, and waits for nobody else. A thread's share
-// of dw stays in its registers until the end, where the block's teams are added into its row of `partial`. x, dy and dx
-// of the team's next rows are on their way into shared memory (cp.async) while it works on one; a thread reads only
-// what it fetched itself, so that the one barrier a row is that of the sums.
-#include <cuda_pipeline_primitives.h>
-
-#include "ops/gpu/norm.cuh"
+// RMSNorm and LayerNorm (kCentre), backward: which kernel takes which rows.
+#include "ops/gpu/norm_backward_teams.cuh"
 #include "ops/workspace.h"
 
 namespace octet::BACKEND {
-
-template <class T>
-struct NormBackward {
-  T* dx;                           // (N,C)
-  const T *dy, *x, *w;             // (N,C), (N,C), (C)
-  const float *mean, *rstd;        // (N)
-  float *dw_partial, *db_partial;  // (gridDim, C)
-  int64_t N;
-  int C;
-};
-
-struct Team {  // the threads of a row
-  int threads, index, rank;
-  __device__ explicit Team(int size) : threads(size), index(threadIdx.x / size), rank(threadIdx.x % size) {}
-  __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(threads) : "memory"); }
-  // Sums over the team, for every thread. room: [k][warp], zeros beyond the team's warps. A second call needs other
-  // room, which a third may follow with the first's.
-  template <int K>
-  __device__ void sum(float (&v)[K], float (*room)[16]) const {
-#pragma unroll
-    for (int k = 0; k < K; ++k) v[k] = warp_sum(v[k]);
-    if (threads == 32) return;
-    if (rank % 32 == 0)
-#pragma unroll
-      for (int k = 0; k < K; ++k) room[k][rank / 32] = v[k];
-    wait();
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      v[k] = 0;
-      for (int w = 0; w < threads / 32; w += 4) {
-        const float4 p = *reinterpret_cast<const float4*>(&room[k][w]);
-        v[k] += (p.x + p.y) + (p.z + p.w);
-      }
-    }
-  }
-};
-
-template <class T>
-__device__ inline void fetch(Pack<T>* to, const T* from) {
-#pragma unroll
-  for (size_t i = 0; i < sizeof(Pack<T>); i += 16)
-    __pipeline_memcpy_async(reinterpret_cast<char*>(to) + i, reinterpret_cast<const char*>(from) + i, 16);
-}
-
-// Rows on their way: x, dy, dx of kStages rows, (kStages, 3, kVectors, block's threads).
-template <class T, int kVectors, int kStages>
-struct RowRing {
-  Pack<T>* mine;
-  int stride;
-  __device__ Pack<T>* at(int stage, int which, int k) const {
-    return mine + ((stage * 3 + which) * kVectors + k) * stride;
-  }
-  __device__ void request(const NormBackward<T>& f, const Team& team, int64_t n, int stage) const {
-    if (n < f.N) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const int v = k * team.threads + team.rank;
-        if (v * 8 >= f.C) break;
-        const int64_t from = n * f.C + v * 8;
-        fetch(at(stage, 0, k), f.x + from);
-        fetch(at(stage, 1, k), f.dy + from);
-        fetch(at(stage, 2, k), f.dx + from);
-      }
-    }
-    __pipeline_commit();  // also when empty: the count of groups is the count of rows
-  }
-};
-
-// A thread's columns: their weights and their sums over the rows so far.
-template <class T, int kVectors, int kStages, bool kCentre>
-struct NormColumns {
-  static constexpr int kSums = kCentre ? 2 : 1;
-  using Ring = RowRing<T, kVectors, kStages>;
-  Pack<T> weight[kVectors];
-  float dw[kVectors][8] = {}, db[kCentre ? kVectors : 1][8] = {};
-
-  __device__ NormColumns(const NormBackward<T>& f, const Team& team) {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const int v = k * team.threads + team.rank;
-      weight[k] = load<true>(f.w + v * 8, v * 8 < f.C);
-    }
-  }
-  // Takes a row in; its sums of g*(x - mean) and g.
-  __device__ void take(float (&sums)[kSums], const Ring& ring, int stage, int vectors, float mean, float rstd) {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (k >= vectors) break;
-      float x[8], dy[8], w[8];
-      unpack(x, *ring.at(stage, 0, k));
-      unpack(dy, *ring.at(stage, 1, k));
-      unpack(w, weight[k]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float p = dy[j] * (kCentre ? x[j] - mean : x[j]);
-        sums[0] = fmaf(w[j], p, sums[0]);
-        dw[k][j] = fmaf(rstd, p, dw[k][j]);
-        if constexpr (kCentre) sums[1] = fmaf(w[j], dy[j], sums[1]), db[k][j] += dy[j];
-      }
-    }
-  }
-  // dx += rstd * (g - mean_g - (x - mean) * slope),  slope = rstd * mean_c(g x^)
-  __device__ void give(T* dx_row, const Ring& ring, int stage, int vectors, const Team& team, float mean, float rstd,
-                       float mean_g, float slope) const {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (k >= vectors) break;
-      float x[8], dy[8], w[8], dx[8];
-      unpack(x, *ring.at(stage, 0, k));
-      unpack(dy, *ring.at(stage, 1, k));
-      unpack(dx, *ring.at(stage, 2, k));
-      unpack(w, weight[k]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float g = kCentre ? fmaf(w[j], dy[j], -mean_g) : w[j] * dy[j];
-        dx[j] = fmaf(rstd, fmaf(kCentre ? mean - x[j] : -x[j], slope, g), dx[j]);
-      }
-      store8(dx_row + (k * team.threads + team.rank) * 8, pack<T>(dx));
-    }
-  }
-  // The block's sums into its row of partial. `room`: (teams, kSums, C), which the ring has.
-  __device__ void finish(const NormBackward<T>& f, const Team& team, int vectors, float* room) const {
-    __syncthreads();  // nobody reads the ring any more
-    float* own = room + team.index * kSums * f.C;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (k >= vectors) break;
-      const int c = (k * team.threads + team.rank) * 8;
-      store8(own + c, pack<float>(dw[k]));
-      if constexpr (kCentre) store8(own + f.C + c, pack<float>(db[k]));
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < kSums * f.C; c += blockDim.x) {
-      float total = 0;
-      for (int t = 0; t < int(blockDim.x) / team.threads; ++t) total += room[t * kSums * f.C + c];
-      if (c < f.C) f.dw_partial[int64_t(blockIdx.x) * f.C + c] = total;
-      else f.db_partial[int64_t(blockIdx.x) * f.C + c - f.C] = total;
-    }
-  }
-};
-
-template <class T, int kVectors, int kStages, int kThreads, int kBlocks, bool kCentre>
-__global__ void __launch_bounds__(kThreads, kBlocks) norm_backward_kernel(const NormBackward<T> f, int team_threads) {
-  using Columns = NormColumns<T, kVectors, kStages, kCentre>;
-  extern __shared__ uint4 dynamic[];
-  __shared__ alignas(16) float room[8][2][Columns::kSums][16];  // of each team that is more than a warp, in turns
-  const Team team(team_threads);
-  const int teams = blockDim.x / team_threads, own = (f.C / 8 - team.rank + team_threads - 1) / team_threads;
-  const int64_t step = int64_t(gridDim.x) * teams, first = int64_t(blockIdx.x) * teams + team.index;
-  const RowRing<T, kVectors, kStages> ring{reinterpret_cast<Pack<T>*>(dynamic) + threadIdx.x, int(blockDim.x)};
-  for (int i = threadIdx.x; i < int(sizeof room / sizeof(float)); i += blockDim.x) (&room[0][0][0][0])[i] = 0;
-  __syncthreads();
-  Columns columns(f, team);
-#pragma unroll
-  for (int s = 0; s < kStages - 1; ++s) ring.request(f, team, first + s * step, s);
-  const float share = __frcp_rn(float(f.C));
-  float rstd = first < f.N ? f.rstd[first] : 0.f, mean = kCentre && first < f.N ? f.mean[first] : 0.f;
-  int stage = 0, parity = 0;
-#pragma unroll 1
-  for (int64_t n = first; n < f.N; n += step) {
-    ring.request(f, team, n + (kStages - 1) * step, stage == 0 ? kStages - 1 : stage - 1);  // the row before's place
-    const bool more = n + step < f.N;
-    const float next_rstd = more ? f.rstd[n + step] : 0.f, next_mean = kCentre && more ? f.mean[n + step] : 0.f;
-    __pipeline_wait_prior(kStages - 1);
-    float sums[Columns::kSums] = {};
-    columns.take(sums, ring, stage, own, mean, rstd);
-    team.sum(sums, room[team.index % 8][parity]);
-    const float mean_g = kCentre ? sums[Columns::kSums - 1] * share : 0.f;
-    columns.give(f.dx + n * f.C, ring, stage, own, team, mean, rstd, mean_g, rstd * rstd * sums[0] * share);
-    rstd = next_rstd, mean = next_mean;
-    stage = stage == kStages - 1 ? 0 : stage + 1;
-    parity ^= 1;
-  }
-  __pipeline_wait_prior(0);
-  columns.finish(f, team, own, reinterpret_cast<float*>(dynamic));
-}
 
 // Any C and alignment: a thread's columns of partial are its sums.
 template <class T, bool kCentre>
@@ -221,32 +38,37 @@ __global__ void __launch_bounds__(256) norm_backward_any_kernel(const NormBackwa
   }
 }
 
-template <class T, int kVectors, int kStages, int kThreads, int kBlocks, bool kCentre>
+template <class T, int kVectors, int kThreads, bool kCentre>
 int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
-  const int64_t team = ceil_div(ceil_div(f.C / 8, kVectors), 32) * 32, teams = std::max<int64_t>(1, kThreads / team);
-  const int64_t sms = partial_rows(s.target()) / 2, blocks = std::min(kBlocks * sms, ceil_div(f.N, teams));
+  constexpr int kStages = 2;
+  const int64_t team = ceil_div(ceil_div(f.C / 8, kVectors), 32) * 32, teams = kThreads / team;
+  const int64_t blocks = std::min<int64_t>(s.target().multiprocessors, ceil_div(f.N, teams));
   const size_t shared = size_t(kStages * 3 * kVectors * team * teams) * sizeof(Pack<T>);
-  const auto kernel = norm_backward_kernel<T, kVectors, kStages, kThreads, kBlocks, kCentre>;
+  const auto kernel = norm_backward_kernel<T, kVectors, kStages, kThreads, kCentre>;
   allow_shared(kernel, shared);
   kernel<<<unsigned(blocks), unsigned(team * teams), shared, raw(s)>>>(f, int(team));
   return blocks;
 }
 
 // partial: (P,C), or (2P,C) with kCentre. Writes dx and dw's (and db's) partial rows; returns how many there are.
+// Up to 4096 columns four vectors a thread, so that a row is that of one to four warps and few sums cross them; where
+// that takes too much shared memory or, in fp32, too many registers, one vector.
 template <bool kCentre, class T>
 int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   const int cc = s.target().compute_capability;
   const int64_t room = cc >= 90 ? 226 << 10 : cc == 80 ? 162 << 10 : 98 << 10;  // shared memory of an SM
-  const int64_t stage = 3 * 512 * int64_t(sizeof(Pack<T>));                     // of one vector a thread
-  const bool vectors = f.C % 8 == 0 && aligned({f.dx, f.dy, f.x, f.w, f.dw_partial, f.db_partial});
-  if (f.N == 0) return 0;
+  const auto fits = [&](int64_t vectors, int64_t threads) {                     // two rows of each team
+    return 2 * 3 * vectors * threads * int64_t(sizeof(Pack<T>)) <= room - 4096;
+  };
+  constexpr int kMost = sizeof(T) == 2 ? 4 : 1;  // vectors a thread
+  const bool fast = f.C % 8 == 0 && aligned({f.dx, f.dy, f.x, f.w, f.dw_partial, f.db_partial});
   int64_t blocks = std::min(partial_rows(s.target()), f.N);
-  if (!vectors || f.C > 8192 || (f.C > 4096 && 2 * 2 * stage > room - 4096))
+  if (f.N == 0) return 0;
+  if (!fast || f.C > 8192 || !fits(f.C > 4096 ? 2 : 1, 512))
     norm_backward_any_kernel<T, kCentre><<<unsigned(blocks), 256, 0, raw(s)>>>(f);
-  else if (f.C <= 4096) {
-    if (4 * stage <= room / 2 - 4096) blocks = launch_norm_backward<T, 1, 4, 512, 2, kCentre>(s, f);
-    else blocks = launch_norm_backward<T, 1, 2, 512, 2, kCentre>(s, f);
-  } else blocks = launch_norm_backward<T, 2, 2, 512, 1, kCentre>(s, f);
+  else if (f.C > 4096) blocks = launch_norm_backward<T, 2, 512, kCentre>(s, f);
+  else if (kMost > 1 && fits(kMost, 384)) blocks = launch_norm_backward<T, kMost, 384, kCentre>(s, f);
+  else blocks = launch_norm_backward<T, 1, 512, kCentre>(s, f);
   CUDA_CHECK(cudaGetLastError());
   return blocks;
 }

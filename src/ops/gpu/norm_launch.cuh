@@ -49,11 +49,8 @@ template <bool kCentre, class T>
 void launch_norm_forward(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
   if constexpr (sizeof(T) == 2) {  // an fp32 row takes twice the registers
     if (f.C <= 1024) return launch_norm_forward_warp<kCentre, 4, 5>(s, f, out);
-    if (f.C <= 2048) return launch_norm_forward_warp<kCentre, 8, 3>(s, f, out);
-  } else {
-    if (f.C <= 1024) return launch_norm_forward_block<kCentre, 1>(s, f, out);
-    if (f.C <= 2048) return launch_norm_forward_block<kCentre, 2>(s, f, out);
-  }
+  } else if (f.C <= 1024) return launch_norm_forward_block<kCentre, 1>(s, f, out);
+  if (f.C <= 2048) return launch_norm_forward_block<kCentre, 2>(s, f, out);
   launch_norm_forward_block<kCentre, 4>(s, f, out);
 }
 

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(128, kBlocks) norm_forward_warp_kernel(const N
     }
     write_row<T, kFormat, kVectors, kCentre>(row, f, out, n * f.C, rstd, scale, amax);
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, out.read_amax());
   out.write_scale_inv();
 }
 

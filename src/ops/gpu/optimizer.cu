@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<M>) adamw_kernel(const __gri
     uint32_t amax = 0;
     for (; chunk < stop; ++chunk) amax = max(amax, update<W, M, G>(p, chunk - p.chunk, a, key));
     if (p.amax) {
-      block_amax(p.amax, amax);
+      block_amax(p.amax, amax, read_amax(p.amax));
       __syncthreads();  // its shared room is used again
     }
   }

@@ -95,8 +95,8 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(total.numel() == C && partial.numel() >= P * C, total.shape, " += columns of ", x.shape);
   if (N == 0) return;
   const unsigned columns = blocks_for(C, 256);
-  // Four of a warp's loads in flight at once, and of wide rows no more blocks than 16 for each SM: each leaves a row.
-  const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(8 * P, columns)});
+  // Four of a warp's loads in flight at once, and no more blocks than 4 for each SM: each leaves a row behind.
+  const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(2 * P, columns)});
   const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {
     with_bool(C % 8 == 0 && aligned({x.data}), [&]<bool kFast>() {

@@ -23,12 +23,24 @@ __device__ inline void block_sum(R (&v)[K], R* room) {
 #pragma unroll
     for (int k = 0; k < K; ++k) room[k * 32 + warp] = v[k];
   __syncthreads();
+  const int from = warps <= 4 ? lane % 4 : lane;  // of four warps every four lanes hold all
 #pragma unroll
-  for (int k = 0; k < K; ++k) v[k] = warp_sum(lane < warps ? room[k * 32 + lane] : R(0));
+  for (int k = 0; k < K; ++k) {
+    v[k] = from < warps ? room[k * 32 + from] : R(0);
+    if (warps > 4)
+#pragma unroll
+      for (int o = 16; o > 2; o /= 2) v[k] += __shfl_xor_sync(~0u, v[k], o);
+    v[k] += __shfl_xor_sync(~0u, v[k], 2);
+    v[k] += __shfl_xor_sync(~0u, v[k], 1);
+  }
 }
 
-// One atomic a block, and none where the maximum is already there. Every thread of the block must come.
-__device__ inline void block_amax(uint32_t* amax, uint32_t m) {
+// What the block's first thread finds in *amax; read at the start of a kernel, nobody waits for it.
+__device__ inline uint32_t read_amax(const uint32_t* amax) {
+  return amax && threadIdx.x == 0 ? *reinterpret_cast<const volatile uint32_t*>(amax) : 0;
+}
+// One atomic a block, and none where the maximum was already there (`seen`). Every thread of the block must come.
+__device__ inline void block_amax(uint32_t* amax, uint32_t m, uint32_t seen) {
   __shared__ uint32_t room[32];
   if (!amax) return;
   m = __reduce_max_sync(~0u, m);
@@ -36,7 +48,7 @@ __device__ inline void block_amax(uint32_t* amax, uint32_t m) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   m = __reduce_max_sync(~0u, threadIdx.x < (blockDim.x + 31) / 32 ? room[threadIdx.x] : 0u);
-  if (threadIdx.x == 0 && m > *reinterpret_cast<volatile uint32_t*>(amax)) atomicMax(amax, m);
+  if (threadIdx.x == 0 && m > seen) atomicMax(amax, m);
 }
 
 // total (C) += sum of the rows of partial (rows, C), in a fixed order; one such sum or two of the same shape in one
