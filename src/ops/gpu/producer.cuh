@@ -52,6 +52,7 @@ struct Sink {
     if (scale_inv && scale && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale_inv = __frcp_rn(*scale);
   }
   __device__ float read_scale() const { return scale ? *scale : 1.f; }
+  __device__ uint32_t read_amax() const { return BACKEND::read_amax(amax); }
 };
 
 __device__ inline uint32_t magnitude8(const float (&v)[8]) {
@@ -155,10 +156,13 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
 #pragma unroll
       for (int k = 0; k < K; ++k) columns[k][tx] = place.count[k] ? place.col[k] : -1;
   const float scale = out.read_scale();
+  const uint32_t seen = Carries<F> ? 0 : out.read_amax();  // what carries has no register left
   uint32_t amax = 0;
   typename CarryOf<F>::Type carry;
   if constexpr (Carries<F>) f.begin(carry, min(row0 + ty * 8, out.rows - 1), place);
-#pragma unroll 1
+  constexpr bool kAhead = K == 1 && !Carries<F> && sizeof(typename F::Raw) <= 16;  // both halves' rows in flight
+  typename F::Raw ahead[kAhead ? kBatch : 1];
+#pragma unroll(kAhead ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
     const int group = Carries<F> ? 2 * ty + half : half * 16 + ty;
     const int64_t n0 = row0 + group * 4, at0 = n0 * out.cols;
@@ -168,7 +172,12 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
       typename F::Raw raw[kBatch];
 #pragma unroll
       for (int r = 0; r < kBatch; ++r)
-        if (n0 + r0 + r < out.rows) f.template load<true>(raw[r], n0 + r0 + r, place);
+        if (kAhead && half) raw[r] = ahead[r];
+        else if (n0 + r0 + r < out.rows) f.template load<true>(raw[r], n0 + r0 + r, place);
+      if constexpr (kAhead)
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r)
+          if (!half && n0 + 64 + r < out.rows) f.template load<true>(ahead[r], n0 + 64 + r, place);
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
         const int64_t n = n0 + r0 + r, row = at0 + (r0 + r) * int(out.cols);
@@ -209,7 +218,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
         }
     }
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, Carries<F> ? out.read_amax() : seen);
   out.write_scale_inv();
 }
 
@@ -219,6 +228,7 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
   constexpr int K = F::kWays;
   const int64_t index = blockIdx.x * int64_t(256) + threadIdx.x;
   const float scale = out.read_scale();
+  const uint32_t seen = out.read_amax();
   uint32_t amax = 0;
   if (index < out.rows * f.units) {
     const int64_t n = index / f.units;
@@ -246,7 +256,7 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
         if (out.q_t) out.q_t[c * out.rows + n] = uint8_t(code);
       }
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, seen);
   out.write_scale_inv();
 }
 
@@ -290,6 +300,7 @@ template <class G, class T, DType kFormat>
 __global__ void __launch_bounds__(256) flat_kernel(const G g, const Sink<T> out, int64_t vectors) {
   const int64_t first = blockIdx.x * int64_t(1024) + threadIdx.x;
   const float scale = out.read_scale();
+  const uint32_t seen = out.read_amax();
   typename G::Raw raw[4];
   uint32_t amax = 0;
 #pragma unroll
@@ -303,7 +314,7 @@ __global__ void __launch_bounds__(256) flat_kernel(const G g, const Sink<T> out,
     g.compute(y, raw[i]);
     emit<kFormat, false>(out, at, y, scale, amax);
   }
-  block_amax(out.amax, amax);
+  block_amax(out.amax, amax, seen);
   out.write_scale_inv();
 }
 
