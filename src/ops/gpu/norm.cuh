@@ -14,31 +14,35 @@ struct NormForward {
   float eps;
 };
 
-// Blocks of 512 threads an SM, for the registers.
-template <class T, int kVectors>
-constexpr int kNormBlocks = sizeof(T) == 4  ? 1
-                            : kVectors <= 2 ? 3
-                                            : 2;
-
 template <bool kCentre>
 __device__ inline float normal_form(float x, float mean, float rstd) {
   if constexpr (kCentre) return (x - mean) * rstd;
   else return x * rstd;
 }
 
-// The weights come after the statistics: until then they would only take registers, of which the number of rows in
-// flight depends.
-template <class T, DType kFormat, int kVectors, bool kCentre>
-__global__ void __launch_bounds__(512, kNormBlocks<T, kVectors>)
+// kLate: the weights come after the statistics, from L1. Until then they would only take registers, of which the number
+// of rows in flight depends: a gain, unless the kernel waits for memory alone and for nothing else (RMSNorm without
+// codes).
+template <class T, DType kFormat, int kVectors, bool kCentre, bool kLate>
+__global__ void __launch_bounds__(512, kLate && sizeof(T) == 2 ? 2 : 1)
     norm_forward_kernel(const NormForward<T> f, const Sink<T> out) {
   __shared__ float room[2][32];
   const int64_t n = blockIdx.x, base = n * f.C;
   const int vectors = f.C / 8;
-  Pack<T> x[kVectors];
+  Pack<T> x[kVectors], w[kLate ? 1 : kVectors], b[kLate ? 1 : kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const int v = k * blockDim.x + threadIdx.x;
-    x[k] = v < vectors ? load_once(f.x + base + v * 8) : Pack<T>{};
+    x[k] = Pack<T>{};
+    if (v < vectors) x[k] = kLate ? load_once(f.x + base + v * 8) : load8(f.x + base + v * 8);
+  }
+  if constexpr (!kLate) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int v = k * blockDim.x + threadIdx.x;
+      w[k] = load<true>(f.w + v * 8, v < vectors);
+      if constexpr (kCentre) b[k] = load<true>(f.b + v * 8, v < vectors);
+    }
   }
   const uint32_t seen = out.read_amax();
   const float scale = out.read_scale(), share = __frcp_rn(float(f.C));
@@ -73,8 +77,8 @@ __global__ void __launch_bounds__(512, kNormBlocks<T, kVectors>)
     const int i = k * blockDim.x + threadIdx.x;
     if (i >= vectors) break;
     float weight[8], bias[8];
-    unpack(weight, load8(f.w + i * 8));
-    if constexpr (kCentre) unpack(bias, load8(f.b + i * 8));
+    unpack(weight, kLate ? load8(f.w + i * 8) : w[kLate ? 0 : k]);
+    if constexpr (kCentre) unpack(bias, kLate ? load8(f.b + i * 8) : b[kLate ? 0 : k]);
     unpack(v, x[k]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -156,12 +156,12 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
 #pragma unroll
       for (int k = 0; k < K; ++k) columns[k][tx] = place.count[k] ? place.col[k] : -1;
   const float scale = out.read_scale();
-  const uint32_t seen = Carries<F> ? 0 : out.read_amax();  // what carries has no register left
   uint32_t amax = 0;
   typename CarryOf<F>::Type carry;
   if constexpr (Carries<F>) f.begin(carry, min(row0 + ty * 8, out.rows - 1), place);
   constexpr bool kAhead = K == 1 && !Carries<F> && sizeof(typename F::Raw) <= 16;  // both halves' rows in flight
   typename F::Raw ahead[kAhead ? kBatch : 1];
+  const uint32_t seen = kAhead ? out.read_amax() : 0;  // the others have no register left for it
 #pragma unroll(kAhead ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
     const int group = Carries<F> ? 2 * ty + half : half * 16 + ty;
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
         }
     }
   }
-  block_amax(out.amax, amax, Carries<F> ? out.read_amax() : seen);
+  block_amax(out.amax, amax, kAhead ? seen : out.read_amax());
   out.write_scale_inv();
 }
 
