@@ -141,9 +141,9 @@ consteval int tile_blocks() {  // an SM
   return sizeof(T) == 2 ? 3 : 2;
 }
 
-template <class F, class T, DType kFormat, bool kTurn>
+template <class F, class T, DType kFormat, bool kTurn, bool kPairs>
 __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
-    produce_kernel(const F f, const Sink<T> out, bool pairs) {
+    produce_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays, U = kTileUnits<F>,  // rows in flight: registers for the blocks that are bound above
       kBatch = !Carries<F> && (K == 2 || sizeof(typename F::Raw) > 32) ? 2 : 4;
   __shared__ TurnedTile<U> tile[kTurn ? K : 1];
@@ -187,16 +187,16 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
           if constexpr (Carries<F>) f.compute(y, raw[r], n, place, carry);
           else f.compute(y, raw[r], n, place);
         }
-        if constexpr (K == 2)
-          if (pairs) {
-            uint2 both[2];
-            emit_pair<kFormat>(both, out, row, place, in && place.count[0], y, scale, amax);
-            codes[0][r0 + r] = both[0], codes[1][r0 + r] = both[1];
-            continue;
-          }
+        if constexpr (kPairs) {
+          uint2 both[2];
+          emit_pair<kFormat>(both, out, row, place, in && place.count[0], y, scale, amax);
+          codes[0][r0 + r] = both[0], codes[1][r0 + r] = both[1];
+        } else {
 #pragma unroll
-        for (int k = 0; k < K; ++k)
-          if (in && place.count[k]) codes[k][r0 + r] = emit<kFormat, kTurn>(out, row + place.col[k], y[k], scale, amax);
+          for (int k = 0; k < K; ++k)
+            if (in && place.count[k])
+              codes[k][r0 + r] = emit<kFormat, kTurn>(out, row + place.col[k], y[k], scale, amax);
+        }
       }
     }
     if constexpr (kTurn)
@@ -269,13 +269,15 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
     constexpr unsigned kThreads = 16 * kTileUnits<F>;
     const dim3 grid(blocks_for(f.units, kTileUnits<F>), blocks_for(out.rows, 128));
     CHECK(grid.y <= 65535, out.rows, " rows are too many");
-    bool pairs = false;
-    if constexpr (F::kWays == 2) pairs = f.adjacent() && out.takes_pairs();
-    with_bool(out.q_t, [&]<bool kTurn>() {
-      if (out.format == DType::e5m2)
-        produce_kernel<F, T, DType::e5m2, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out, pairs);
-      else produce_kernel<F, T, DType::e4m3, kTurn><<<grid, kThreads, 0, raw(s)>>>(f, out, pairs);
-    });
+    const auto launch = [&]<bool kPairs>() {
+      with_bool(out.q_t, [&]<bool kTurn>() {
+        if (out.format == DType::e5m2)
+          produce_kernel<F, T, DType::e5m2, kTurn, kPairs><<<grid, kThreads, 0, raw(s)>>>(f, out);
+        else produce_kernel<F, T, DType::e4m3, kTurn, kPairs><<<grid, kThreads, 0, raw(s)>>>(f, out);
+      });
+    };
+    if constexpr (F::kWays == 2) with_bool(f.adjacent() && out.takes_pairs(), launch);
+    else launch.template operator()<false>();
   }
   CUDA_CHECK(cudaGetLastError());
 }
