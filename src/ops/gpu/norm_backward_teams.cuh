@@ -24,7 +24,10 @@ struct NormBackward {
 struct Team {  // the threads of a row
   int threads, index, rank;
   __device__ explicit Team(int size) : threads(size), index(threadIdx.x / size), rank(threadIdx.x % size) {}
-  __device__ void wait() const { asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(threads) : "memory"); }
+  __device__ void wait() const {  // bar.sync wants whole warps
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(threads) : "memory");
+  }
   // Sums over the team, for every thread. room: [k][warp], zeros beyond the team's warps. A second call needs other
   // room, which a third may follow with the first's.
   template <int K>
@@ -132,6 +135,7 @@ struct NormColumns {
   }
   // The block's sums into its row of partial. `room`: (teams, kSums, C), which the ring has.
   __device__ void finish(const NormBackward<T>& f, const Team& team, int vectors, float* room) const {
+    __syncwarp();
     __syncthreads();  // nobody reads the ring any more
     float* own = room + team.index * kSums * f.C;
 #pragma unroll
