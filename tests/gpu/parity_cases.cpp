@@ -120,9 +120,9 @@ struct Turn {
   Rope rope;
 };
 Turn turn_of(Runner& r) {
-  const Heads all[] = {{4, 2, 64, false}, {32, 4, 64, false}, {3, 3, 80, true}, {2, 2, 96, true}, {4, 1, 128, false},
-                       {3, 3, 20, true},  {3, 3, 80, true},   {4, 4, 64, true}, {2, 1, 72, false}};
-  const int64_t rotated[] = {64, 64, 20, 24, 128, 6, 32, 16, 16};  // R
+  const Heads all[] = {{4, 2, 64, false}, {32, 4, 64, false}, {3, 3, 80, true}, {2, 2, 96, true},  {4, 1, 128, false},
+                       {3, 3, 20, true},  {3, 3, 80, true},   {4, 4, 64, true}, {2, 1, 72, false}, {4, 4, 128, true}};
+  const int64_t rotated[] = {64, 64, 20, 24, 128, 6, 32, 16, 16, 32};  // R
   const Heads h = all[r.k.c];
   const int64_t T = std::max<int64_t>(1, r.k.n / 3), first = 2, half = rotated[r.k.c] / 2;
   std::vector<int32_t> start;

@@ -214,7 +214,7 @@ TEST_F(Parity, Embedding) {
 TEST_F(Parity, Rope) {
   std::vector<std::array<int64_t, 3>> shapes;
   for (int64_t n : {1, 17, 48, 77, 144})
-    for (int64_t heads = 0; heads < 9; ++heads) shapes.push_back({n, heads, 0});
+    for (int64_t heads = 0; heads < 10; ++heads) shapes.push_back({n, heads, 0});
   check_all("rope_forward", shapes, {0, kB});
   std::vector<int> variants = kForms;
   for (int more : {kA | kUnmeasured, kA | kQ | kQt, kA | kQt | kE5m2, kB | kPlain, kA | kB | kQ | kQt})
