@@ -14,7 +14,8 @@ namespace octet::BACKEND {
 std::vector<ProductShape> take_products(Device&);
 
 // Times every shape that has no plan yet, on buffers of its real size that are freed afterwards, and adds what it found
-// to Device::Options::plan_cache. A product that was never tuned takes the library's first proposal that runs.
+// to Device::Options::plan_cache. A product that was never tuned takes the library's first proposal that runs; those of
+// few rows have a kernel of their own and nothing to choose.
 void tune_products(Stream&, std::span<const ProductShape>);
 
 // The chosen plans as text, JSON lines as in the plan cache: a checkpoint carries them, so that a resumed run computes
