@@ -4,6 +4,7 @@
 
 #include "ops/gpu/gemm_plans.h"
 #include "ops/gpu/grouped_launch.h"
+#include "ops/gpu/tensor_map.h"
 #include "ops/grouped.h"
 #include "ops/product_shape.h"
 
@@ -35,30 +36,10 @@ bool hopper_takes(const Stream& s, const GroupedGradient& g) {
          std::ranges::all_of(g.d, [&](const Tensor& d) { return storable(d) && d.dtype == g.d[0].dtype; });
 }
 
-CUtensorMapDataType copied_as(DType t) {
-  return is_fp8(t)          ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-         : t == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-}
-
-// A matrix as blocks of 64 lines of 128 bytes, swizzled as the tensor cores read them; zeros beyond its edges.
+// A matrix in blocks of 64 lines of 128 bytes.
 CUtensorMap blocks_of(Tensor t) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult status{};
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status));
-    if (status != cudaDriverEntryPointSuccess) throw SystemError("the CUDA driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  const auto size = cuuint32_t(size_of(t.dtype));
-  const cuuint64_t extent[2] = {cuuint64_t(t.cols()), cuuint64_t(t.rows())}, pitch[1] = {cuuint64_t(t.cols()) * size};
-  const cuuint32_t block[2] = {128 / size, 64}, step[2] = {1, 1};
-  CUtensorMap map{};
-  const CUresult e =
-      encode(&map, copied_as(t.dtype), 2, t.data, extent, pitch, block, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  CHECK(e == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", int(e), " for ", name_of(t.dtype), " ", t.shape);
-  return map;
+  const int64_t size = int64_t(size_of(t.dtype));
+  return tensor_map<2>(t.dtype, t.data, {t.cols(), t.rows()}, {t.cols() * size}, {int(128 / size), 64});
 }
 
 // As many as leave each block several tiles a round, since a round fills its stages anew.

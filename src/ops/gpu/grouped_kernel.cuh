@@ -4,7 +4,7 @@
 // A block computes tiles of 128 x 256 (grouped_tiles.cuh): one thread keeps four stages of shared memory filled by bulk
 // copies, two warpgroups multiply 64 rows each, and store them (grouped_store.cuh). The two blocks of a cluster compute
 // neighbouring tiles; what both read, each loads half of, for both. A stage holds 128 bytes of the contracted axis, 64
-// numbers of bf16 or 128 of FP8, in blocks of 64 lines (hopper.cuh).
+// numbers of bf16 or 128 of FP8, in blocks of 64 lines (wgmma.cuh).
 //
 // FP8 with split accumulation: the tensor cores keep about 14 bits while they accumulate, so each 128 products are
 // summed from zero and added to registers of fp32.                 DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437

@@ -11,7 +11,7 @@ constexpr int kMost = 64;  // experts of a launch
 enum class Store { bf16, f32, add_bf16, add_f32 };
 
 struct Params {
-  CUtensorMap a, b;                                        // of blocks (hopper.cuh); b: of sums
+  CUtensorMap a, b;                                        // of blocks (wgmma.cuh); b: of sums
   CUtensorMap expert[kMost];                               // rows: each one's b; sums: each one's d, where it is fp32
   const float *a_scale[kMost] = {}, *b_scale[kMost] = {};  // FP8
   void* d[kMost] = {};                                     // rows: d[0] alone

@@ -6,6 +6,7 @@
 //          rows have no tile.
 #include "ops/gpu/grouped_launch.h"
 #include "ops/gpu/hopper.cuh"
+#include "ops/gpu/wgmma.cuh"
 
 namespace octet::BACKEND::grouped {
 

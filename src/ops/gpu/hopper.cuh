@@ -1,106 +1,11 @@
 #pragma once
-// Hopper's asynchronous instructions, as the grouped product uses them: wgmma (a warpgroup's matrix product, operands
-// in shared memory), bulk tensor copies, mbarriers across the two blocks of a cluster.                PTX ISA 8.5
+// Hopper's asynchronous copies and what goes with them: bulk tensor copies, mbarriers, also across the two blocks of a
+// cluster, registers that warpgroups hand on. Products: wgmma.cuh.                                      PTX ISA 8.5
 #include <cuda.h>
 
 #include <cstdint>
 
 namespace octet::BACKEND::hopper {
-
-// ---- wgmma. d[j * 4 + i]: row lane / 4 + (i / 2) * 8 of the warp's 16, column j * 8 + (lane % 4) * 2 + i % 2.
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int kPending>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Of a tile in blocks of 64 lines of 128 bytes, each 8 KiB, swizzled by 128 bytes: lines are rows and hold the
-// contracted axis, or (turned) lines are steps along the contracted axis and hold 64 rows.
-constexpr int kBlockBytes = 8192;
-__device__ inline uint64_t descriptor(uint32_t address, bool turned) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightLines = uint64_t(1024 >> 4) << 32;
-  const uint64_t next_block = turned ? uint64_t(kBlockBytes >> 4) << 16 : uint64_t{1} << 16;
-  return uint64_t((address & 0x3FFFF) >> 4) | next_block | kEightLines | kSwizzle128;
-}
-__device__ inline uint64_t zero_descriptor(uint32_t address) {  // 1 KiB of zeros as every group of eight lines
-  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
-}
-__device__ inline void fence_for_tensor_cores() {  // of ordinary stores to shared memory, before a barrier
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// clang-format off
-#define OCTET_ACC64(d) \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), \
-  "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), \
-  "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), \
-  "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), \
-  "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), \
-  "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), \
-  "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), \
-  "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define OCTET_ACC128(d) OCTET_ACC64(d), \
-  "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]), \
-  "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), \
-  "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), \
-  "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), \
-  "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), \
-  "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), \
-  "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), \
-  "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-#define OCTET_REG64  \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define OCTET_REG128 OCTET_REG64 \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-// clang-format on
-
-// d (64,256) [+]= a (64,16) b (256,16)^T
-template <bool kTurnA, bool kTurnB>
-__device__ inline void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" OCTET_REG128
-               "}, %128, %129, 1, 1, 1, %130, %131;"
-               : OCTET_ACC128(d)
-               : "l"(a), "l"(b), "n"(kTurnA), "n"(kTurnB));
-}
-// d (64,256) += a (64,32) b (256,32)^T
-template <bool kWideRangeA>
-__device__ inline void wgmma_fp8(float (&d)[128], uint64_t a, uint64_t b) {
-  if constexpr (kWideRangeA)
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32.e5m2.e4m3 {" OCTET_REG128 "}, %128, %129, 1, 1, 1;"
-                 : OCTET_ACC128(d)
-                 : "l"(a), "l"(b));
-  else
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" OCTET_REG128 "}, %128, %129, 1, 1, 1;"
-                 : OCTET_ACC128(d)
-                 : "l"(a), "l"(b));
-}
-// d (64,128) = a (64,32) b (128,32)^T [+ d]
-template <bool kWideRangeA>
-__device__ inline void wgmma_fp8(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  if constexpr (kWideRangeA)
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" OCTET_REG64 "}, %64, %65, p, 1, 1;\n}"
-        : OCTET_ACC64(d)
-        : "l"(a), "l"(b), "r"(add));
-  else
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" OCTET_REG64 "}, %64, %65, p, 1, 1;\n}"
-        : OCTET_ACC64(d)
-        : "l"(a), "l"(b), "r"(add));
-}
-#undef OCTET_ACC64
-#undef OCTET_ACC128
-#undef OCTET_REG64
-#undef OCTET_REG128
 
 // ---- mbarriers, named by their address in the block's shared memory
 __device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -143,6 +48,14 @@ __device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, in
       "l"(&map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// of a tensor of three dimensions, at (x, y, z)
+__device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
 __device__ inline void load_block_for_both(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
@@ -150,8 +63,14 @@ __device__ inline void load_block_for_both(uint32_t to, const CUtensorMap& map, 
       "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(uint16_t(3))
       : "memory");
 }
-// Adds a block of 64 lines of 32 numbers to a matrix of fp32, in L2. Copies under way are counted in groups by the
-// thread that starts them.
+// Back from shared memory; what lies beyond the tensor's edges is left out. Copies under way are counted in groups by
+// the thread that starts them.
+__device__ inline void store_block(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(z), "r"(from)
+               : "memory");
+}
+// Adds a block of 64 lines of 32 numbers to a matrix of fp32, in L2; counted like the stores.
 __device__ inline void add_block(const CUtensorMap& map, int x, int y, uint32_t from) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),

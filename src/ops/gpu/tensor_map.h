@@ -1,0 +1,43 @@
+#pragma once
+// How bulk copies see a tensor: in blocks whose lines of at most 128 bytes are swizzled as the tensor cores read them
+// (wgmma.cuh); what lies beyond the tensor's edges reads as zeros and is not written.
+#include <cuda.h>
+
+#include <array>
+
+#include "device/gpu.h"
+
+namespace octet::BACKEND {
+
+inline CUtensorMapDataType copied_as(DType t) {
+  return is_fp8(t)          ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : t == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                            : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+// Innermost dimension first; of that the pitch is one element. Base and pitches are multiples of 16 bytes.
+template <size_t kRank>
+CUtensorMap tensor_map(DType type, const void* base, const std::array<int64_t, kRank>& extent,
+                       const std::array<int64_t, kRank - 1>& pitch_bytes, const std::array<int, kRank>& block) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status));
+    if (status != cudaDriverEntryPointSuccess) throw SystemError("the CUDA driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  std::array<cuuint64_t, kRank> extents;
+  std::array<cuuint64_t, kRank - 1> pitches;
+  std::array<cuuint32_t, kRank> blocks, steps;
+  for (size_t i = 0; i < kRank; ++i) extents[i] = cuuint64_t(extent[i]), blocks[i] = cuuint32_t(block[i]), steps[i] = 1;
+  for (size_t i = 0; i + 1 < kRank; ++i) pitches[i] = cuuint64_t(pitch_bytes[i]);
+  CUtensorMap map{};
+  const CUresult e = encode(&map, copied_as(type), kRank, const_cast<void*>(base), extents.data(), pitches.data(),
+                            blocks.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(e == CUDA_SUCCESS, "cuTensorMapEncodeTiled: error ", int(e), " for ", name_of(type), " of rank ", kRank,
+        ", innermost ", extent[0], " x ", extent[1]);
+  return map;
+}
+
+}  // namespace octet::BACKEND
