@@ -4,7 +4,7 @@
 //
 // A kernel that is launched so calls after_earlier() in every block before it touches anything that the kernels ahead
 // write or read. A kernel that calls let_next_begin() allows the next one to start as soon as all its own blocks have;
-// without that, and ahead of a kernel that is launched as usual, nothing overlaps.
+// without that, and ahead of a kernel that is launched as usual, nothing overlaps. in_order() is both, first of all.
 #include <utility>
 
 #include "device/gpu.h"
@@ -20,6 +20,11 @@ __device__ inline void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+__device__ inline void in_order() {
+  after_earlier();
+  let_next_begin();
 }
 
 struct Grid {

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(512, kLate && sizeof(T) == 2 ? 2 : 1)
   __shared__ float room[2][32];
   const int64_t n = blockIdx.x, base = n * f.C;
   const int vectors = f.C / 8;
+  in_order();
   Pack<T> x[kVectors], w[kLate ? 1 : kVectors], b[kLate ? 1 : kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -96,6 +97,7 @@ template <class T, bool kCentre>
 __global__ void __launch_bounds__(256) norm_forward_any_kernel(const NormForward<T> f, const Sink<T> out) {
   __shared__ float room[2][32];
   const int64_t n = blockIdx.x, base = n * f.C;
+  in_order();
   float mean = 0, sum[1] = {}, squares[1] = {};
   if constexpr (kCentre) {
     for (int c = threadIdx.x; c < f.C; c += 256) sum[0] += float(f.x[base + c]);

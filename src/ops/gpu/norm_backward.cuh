@@ -9,6 +9,7 @@ namespace octet::BACKEND {
 template <class T, bool kCentre>
 __global__ void __launch_bounds__(256) norm_backward_any_kernel(const NormBackward<T> f) {
   __shared__ float room[2][64];
+  in_order();
   float* dw = f.dw_partial + int64_t(blockIdx.x) * f.C;
   float* db = kCentre ? f.db_partial + int64_t(blockIdx.x) * f.C : nullptr;
   for (int c = threadIdx.x; c < f.C; c += 256) {
@@ -46,7 +47,7 @@ int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
   const size_t shared = size_t(kStages * 3 * kVectors * team * teams) * sizeof(Pack<T>);
   const auto kernel = norm_backward_kernel<T, kVectors, kStages, kThreads, kCentre>;
   allow_shared(kernel, shared);
-  kernel<<<unsigned(blocks), unsigned(team * teams), shared, raw(s)>>>(f, int(team));
+  launch_closely(s, kernel, {unsigned(blocks), unsigned(team * teams), shared}, f, int(team));
   return blocks;
 }
 
@@ -65,8 +66,7 @@ int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   if (f.N == 0) return 0;
   if (fast && f.C <= 8192 && fits(2)) blocks = launch_norm_backward<T, 2, 512, kCentre>(s, f);
   else if (fast && f.C <= 4096 && fits(1)) blocks = launch_norm_backward<T, 1, 512, kCentre>(s, f);
-  else norm_backward_any_kernel<T, kCentre><<<unsigned(blocks), 256, 0, raw(s)>>>(f);
-  CUDA_CHECK(cudaGetLastError());
+  else launch_closely(s, norm_backward_any_kernel<T, kCentre>, {unsigned(blocks), 256}, f);
   return blocks;
 }
 

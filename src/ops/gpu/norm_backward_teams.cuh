@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(const NormBackw
   const RowRing<T, kVectors, kStages> ring{reinterpret_cast<Pack<T>*>(dynamic) + threadIdx.x, int(blockDim.x)};
   for (int i = threadIdx.x; i < int(sizeof room / sizeof(float)); i += blockDim.x) (&room[0][0][0][0])[i] = 0;
   __syncthreads();
+  in_order();
   Columns columns(f, team);
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) ring.request(f, team, first + s * step, s);
@@ -173,16 +174,17 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(const NormBackw
   float rstd = first < f.N ? f.rstd[first] : 0.f, mean = kCentre && first < f.N ? f.mean[first] : 0.f;
   int stage = 0, parity = 0;
 #pragma unroll 1
-  for (int64_t n = first; n < f.N; n += step) {
+  for (int64_t n = first; n < f.N + team.index; n += step) {  // as often for each team: racecheck counts barriers
+    const int vectors = n < f.N ? own : 0;
     ring.request(f, team, n + (kStages - 1) * step, stage == 0 ? kStages - 1 : stage - 1);  // the row before's place
     const bool more = n + step < f.N;
     const float next_rstd = more ? f.rstd[n + step] : 0.f, next_mean = kCentre && more ? f.mean[n + step] : 0.f;
     __pipeline_wait_prior(kStages - 1);
     float sums[Columns::kSums] = {};
-    columns.take(sums, ring, stage, own, mean, rstd);
+    columns.take(sums, ring, stage, vectors, mean, rstd);
     team.sum(sums, room[team.index % 8][parity]);
     const float mean_g = kCentre ? sums[Columns::kSums - 1] * share : 0.f;
-    columns.give(f.dx + n * f.C, ring, stage, own, team, mean, rstd, mean_g, rstd * rstd * sums[0] * share);
+    columns.give(f.dx + n * f.C, ring, stage, vectors, team, mean, rstd, mean_g, rstd * rstd * sums[0] * share);
     rstd = next_rstd, mean = next_mean;
     stage = stage == kStages - 1 ? 0 : stage + 1;
     parity ^= 1;

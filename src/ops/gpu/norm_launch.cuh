@@ -33,16 +33,17 @@ void launch_norm_forward_block(Stream& s, const NormForward<T>& f, const Sink<T>
   const unsigned threads = unsigned(ceil_div(ceil_div(f.C / 8, kVectors), 32) * 32);
   const auto kernel = out.format == DType::e5m2 ? norm_forward_kernel<T, DType::e5m2, kVectors, kCentre, kLate>
                                                 : norm_forward_kernel<T, DType::e4m3, kVectors, kCentre, kLate>;
-  kernel<<<unsigned(out.rows), threads, 0, raw(s)>>>(f, out);
+  launch_closely(s, kernel, {unsigned(out.rows), threads}, f, out);
 }
 
 // A wave of blocks, each warp of which goes over rows.
 template <bool kCentre, int kVectors, int kBlocks, class T>
 void launch_norm_forward_warp(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
   const unsigned blocks = unsigned(std::min<int64_t>(kBlocks * s.target().multiprocessors, ceil_div(out.rows, 4)));
-  if (out.format == DType::e5m2)
-    norm_forward_warp_kernel<T, DType::e5m2, kVectors, kCentre, true, kBlocks><<<blocks, 128, 0, raw(s)>>>(f, out);
-  else norm_forward_warp_kernel<T, DType::e4m3, kVectors, kCentre, true, kBlocks><<<blocks, 128, 0, raw(s)>>>(f, out);
+  const auto kernel = out.format == DType::e5m2
+                          ? norm_forward_warp_kernel<T, DType::e5m2, kVectors, kCentre, true, kBlocks>
+                          : norm_forward_warp_kernel<T, DType::e4m3, kVectors, kCentre, true, kBlocks>;
+  launch_closely(s, kernel, {blocks, 128}, f, out);
 }
 
 // As measured on an H200 at 768, 2048, 4096 and 6144 columns. Short rows are a warp's: what they wait for is each
@@ -69,9 +70,8 @@ void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t 
   if (N == 0) return;
   {
     const Timed timed(s, Kernel::norm);
-    if (!fast) norm_forward_any_kernel<T, kCentre><<<unsigned(N), 256, 0, raw(s)>>>(f, out);
+    if (!fast) launch_closely(s, norm_forward_any_kernel<T, kCentre>, {unsigned(N), 256}, f, out);
     else launch_norm_forward<kCentre>(s, f, out);
-    CUDA_CHECK(cudaGetLastError());
   }
   if (!y.q_t) return;
   if (y.q) {

@@ -72,6 +72,7 @@ __device__ inline void write_row(const WarpRow<T, kVectors>& row, const NormForw
 template <class T, DType kFormat, int kVectors, bool kCentre, bool kAhead, int kBlocks>
 __global__ void __launch_bounds__(128, kBlocks) norm_forward_warp_kernel(const NormForward<T> f, const Sink<T> out) {
   const int64_t step = gridDim.x * int64_t(4);
+  in_order();
   const float scale = out.read_scale(), share = __frcp_rn(float(f.C));
   uint32_t amax = 0;
   WarpRow<T, kVectors> row{.lane = int(threadIdx.x % 32), .vectors = f.C / 8};

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(256) transpose_kernel(uint8_t* y, const uint8_
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t row0 = blockIdx.y * int64_t(128), col0 = blockIdx.x * int64_t(128), c = col0 + tx * 8;
   uint2 codes[2][4] = {};
+  in_order();
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -43,6 +44,7 @@ __global__ void transpose_any_kernel(uint8_t* y, const uint8_t* x, int64_t N, in
   __shared__ uint8_t tile[32][33];
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
   const int64_t n0 = blockIdx.y * int64_t(32), c0 = blockIdx.x * int64_t(32);
+  in_order();
   for (int r = row; r < 32; r += 8)
     if (n0 + r < N && c0 + lane < C) tile[r][lane] = x[(n0 + r) * C + c0 + lane];
   __syncthreads();
@@ -71,9 +73,7 @@ void transpose(Stream& s, Tensor y, Tensor x) {
   const int64_t side = fast ? 128 : 32;
   const dim3 grid(blocks_for(C, side), blocks_for(N, side));
   CHECK(grid.y <= 65535, N, " rows are too many");
-  if (fast) transpose_kernel<<<grid, 256, 0, raw(s)>>>(to, from, N, C);
-  else transpose_any_kernel<<<grid, 256, 0, raw(s)>>>(to, from, N, C);
-  CUDA_CHECK(cudaGetLastError());
+  launch_closely(s, fast ? transpose_kernel : transpose_any_kernel, {grid, 256}, to, from, N, C);
 }
 
 }  // namespace octet::BACKEND

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(256) column_sum_kernel(float* partial, const T
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t c = blockIdx.x * int64_t(256) + lane * 8, step = gridDim.y * int64_t(8);
   const int count = int(max(int64_t(0), min(int64_t(8), C - c)));
+  in_order();
   float sum[8] = {};
 #pragma unroll 1
   for (int64_t n0 = blockIdx.y * int64_t(8) + warp; n0 < N; n0 += 4 * step) {
@@ -51,6 +52,7 @@ template <class T>
 __global__ void __launch_bounds__(512) squares_kernel(double* partial, const T* x, int64_t n, bool fast) {
   __shared__ double room[32];
   const int64_t vectors = (n + 7) / 8, step = gridDim.x * int64_t(512);
+  in_order();
   double sum[1] = {};
 #pragma unroll 1
   for (int64_t v0 = blockIdx.x * int64_t(512) + threadIdx.x; v0 < vectors; v0 += 4 * step) {
@@ -74,6 +76,7 @@ __global__ void __launch_bounds__(512) squares_kernel(double* partial, const T* 
 }
 __global__ void __launch_bounds__(256) add_sums_kernel(double* total, const double* partial, int count) {
   __shared__ double room[32];
+  in_order();
   double sum[1] = {};
   for (int i = threadIdx.x; i < count; i += 256) sum[0] += partial[i];
   block_sum(sum, room);
@@ -96,6 +99,7 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   if (N == 0) return;
   const unsigned columns = blocks_for(C, 256);
   // Four of a warp's loads in flight at once, and no more blocks than 4 for each SM: each leaves a row behind.
+  // They are one wave, which must find all SMs free, or it spreads unevenly: not launched closely.
   const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(2 * P, columns)});
   const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {
@@ -113,10 +117,10 @@ void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(partial.numel() >= P, "partial ", partial.shape, " of ", P);
   if (x.numel() == 0) return;
   visit<float, bf16>(x.dtype, [&]<class T>() {
-    squares_kernel<T><<<unsigned(P), 512, 0, raw(s)>>>(partial.ptr<double>(), x.ptr<T>(), x.numel(), aligned({x.data}));
+    launch_closely(s, squares_kernel<T>, {unsigned(P), 512}, partial.ptr<double>(), x.ptr<T>(), x.numel(),
+                   aligned({x.data}));
   });
-  add_sums_kernel<<<1, 256, 0, raw(s)>>>(total.ptr<double>(), partial.ptr<double>(), int(P));
-  CUDA_CHECK(cudaGetLastError());
+  launch_closely(s, add_sums_kernel, {1, 256}, total.ptr<double>(), partial.ptr<double>(), int(P));
 }
 
 }  // namespace octet::BACKEND

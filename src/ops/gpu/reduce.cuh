@@ -1,5 +1,6 @@
 #pragma once
 // Sums over warps and blocks in a fixed order, and the one atomic that is order-free: the maximum of magnitudes.
+#include "ops/gpu/launch.cuh"
 #include "ops/gpu/vector.cuh"
 
 namespace octet::BACKEND {
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(512)
   const int64_t c = blockIdx.x * int64_t(32) + lane;
   const float* partial = blockIdx.y ? of_second : of_first;
   W* total = blockIdx.y ? second : first;
+  in_order();
   float sum = 0;
   if (c < C) {
 #pragma unroll 8
@@ -82,10 +84,9 @@ inline void add_partial(Stream& s, std::initializer_list<PartialSum> sums, int64
   const PartialSum &a = *sums.begin(), &b = *(sums.end() - 1);
   const int64_t C = a.total.numel();
   visit<float, bf16>(a.total.dtype, [&]<class W>() {
-    add_partial_kernel<<<dim3(blocks_for(C, 32), unsigned(sums.size())), 512, 0, raw(s)>>>(
-        a.total.ptr<W>(), b.total.ptr<W>(), a.partial, b.partial, int(rows), C);
+    launch_closely(s, add_partial_kernel<W>, {dim3(blocks_for(C, 32), unsigned(sums.size())), 512}, a.total.ptr<W>(),
+                   b.total.ptr<W>(), a.partial, b.partial, int(rows), C);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace octet::BACKEND

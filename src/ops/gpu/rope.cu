@@ -11,6 +11,7 @@ template <class T, bool kFast, Turn kTurn>
 __global__ void __launch_bounds__(256)
     forward_kernel(T* x, const Layout l, const Angles angles, unsigned threads, int64_t width, int groups) {
   const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x, each = index / vectors;
+  in_order();
   if (index >= threads) return;
   const int i = int(index % vectors) * 8, g = int(each % groups), count = min(8, l.half - i);
   const int64_t n = each / groups;
@@ -51,11 +52,10 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
       const auto kernel =
           turn == Turn::forth ? forward_kernel<T, kFast, Turn::forth> : forward_kernel<T, kFast, Turn::back>;
-      kernel<<<blocks_for(threads, 256), 256, 0, raw(s)>>>(qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
-                                                           int(groups));
+      launch_closely(s, kernel, {blocks_for(threads, 256), 256}, qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
+                     int(groups));
     });
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 void rope_forward(Stream& s, Tensor qkv, const Rope& rope) {
