@@ -1,5 +1,8 @@
-// Command lines: a value is any text, of any length and over several lines (a prompt), which is why no regular
-// expression takes them apart. Messages name the option and the command whose help explains it.
+// Command lines: a value is any text, of any length and over several lines (a prompt). Messages name the option and the
+// command whose help explains it. Why no library: cxxopts 3.1.1, the project's choice otherwise, overflows the stack at
+// a value of 100 kB; built with CXXOPTS_NO_REGEX it reads that, but gives an option one word (of `--prompt a -12` the
+// second comes back as the options -1 and -2), takes --json for the value in `--prompt --json`, and takes `-xyz` apart
+// before a message can quote it. Settling those three ahead of it is all of what the constructor below does.
 #include <cctype>
 #include <charconv>
 #include <cmath>
