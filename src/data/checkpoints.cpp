@@ -32,13 +32,25 @@ void require_complete(const fs::path& folder) {
     bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); take an older one");
 }
 
+std::string instead_of(const fs::path& folder) {
+  const fs::path self = folder.has_filename() ? folder : folder.parent_path();
+  std::vector<fs::path> older = complete_checkpoints(self.has_parent_path() ? self.parent_path() : ".");
+  std::erase_if(older, [&](const fs::path& p) { return checkpoint_step(p) >= checkpoint_step(self); });
+  if (older.empty()) return "no older one is beside it";
+  const std::string next = older.back().string();
+  return concat("take the older ", next, " (octet inspect ", next, " compares its checksums)");
+}
+
 json read_checkpoint_state(const fs::path& folder) {
   std::error_code none;
   if (!fs::is_directory(folder, none))
     bad_input(folder.string(), ": no such checkpoint folder; give a folder step-N that octet train has written");
   require_complete(folder);
   const std::string file = (folder / "state.json").string();
-  json state = read_json(file);
+  json state;
+  try {
+    state = read_json(file);
+  } catch (const InputError& e) { bad_input(e.what(), "; the checkpoint is damaged: ", instead_of(folder)); }
   if (!state.is_object()) bad_input(file, ": no object; it was not written by octet");
   const json format = state.value("format", json());
   if (!format.is_number_unsigned()) bad_input(file, ": 'format' is missing or no whole number");

@@ -61,6 +61,12 @@ uint64_t file_sum(const fs::path& path) {
   return checksum(std::as_bytes(std::span(file.bytes())), 1);
 }
 
+json read_sums(const std::string& where) {
+  json all = read_json(where);
+  if (!all.is_object()) bad_input(where, ": no object; it was not written by octet");
+  return all;
+}
+
 }  // namespace
 
 uint64_t checksum(std::span<const std::byte> elements, size_t element_bytes, int64_t first) {
@@ -99,10 +105,31 @@ bool has_checksums(const fs::path& folder) {
   return fs::exists(folder / kChecksumFile, none);
 }
 
+SavedChecksums::SavedChecksums(const fs::path& folder) {
+  const std::string where = (folder / kChecksumFile).string();
+  const json all = read_sums(where);
+  for (const auto& [file, sums] : all.items()) {
+    if (!sums.is_object()) files_[file] = read_sum(sums, where);
+    else
+      for (const auto& [tensor, sum] : sums.items()) tensors_[file][tensor] = read_sum(sum, where);
+  }
+}
+
+std::optional<uint64_t> SavedChecksums::of(const std::string& file, const std::string& tensor) const {
+  const auto sums = tensors_.find(file);
+  if (sums == tensors_.end()) return {};
+  const auto sum = sums->second.find(tensor);
+  return sum == sums->second.end() ? std::nullopt : std::optional(sum->second);
+}
+
+bool SavedChecksums::agrees(const fs::path& path) const {
+  const auto sum = files_.find(path.filename().string());
+  return sum == files_.end() || sum->second == file_sum(path);
+}
+
 ChecksumReport verify_checksums(const fs::path& folder, const Progressed& progress) {
   const std::string where = (folder / kChecksumFile).string();
-  const json all = read_json(where);
-  if (!all.is_object()) bad_input(where, ": no object; it was not written by octet");
+  const json all = read_sums(where);
   ChecksumReport report;
   int64_t done = 0;
   for (const auto& [name, sums] : all.items()) {

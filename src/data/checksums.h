@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,18 @@ class Checksums {
   void add_tensors(const std::filesystem::path& path);  // of a safetensors file, read whole
   bool has(const std::string& file) const { return tensors_.contains(file) || files_.contains(file); }
   void write(const std::filesystem::path& folder) const;
+
+ private:
+  std::map<std::string, std::map<std::string, uint64_t>> tensors_;
+  std::map<std::string, uint64_t> files_;
+};
+
+// checksums.json of a checkpoint, for whoever reads what it names himself. InputError: octet did not write it so.
+class SavedChecksums {
+ public:
+  explicit SavedChecksums(const std::filesystem::path& folder);
+  std::optional<uint64_t> of(const std::string& file, const std::string& tensor) const;  // none if it names no such
+  bool agrees(const std::filesystem::path& path) const;  // with a small file, read whole; also if it names none
 
  private:
   std::map<std::string, std::map<std::string, uint64_t>> tensors_;

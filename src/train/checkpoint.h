@@ -28,7 +28,8 @@ struct RunState {
 
 // Saves step `state.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its folder.
 std::string save_checkpoint(Trainer&, const RunState&);
-// Everything but the data's position, which the caller takes from what is returned.
+// Everything but the data's position, which the caller takes from what is returned. InputError: it does not fit this
+// run, or what was read is not what its checksums.json says (train/integrity.h).
 RunState load_checkpoint(Trainer&, const std::filesystem::path& folder);
 // What fp8.exclude must hold besides, before a Trainer is made for this checkpoint.
 std::vector<std::string> fallbacks_of(const std::filesystem::path& folder);

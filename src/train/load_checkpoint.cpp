@@ -1,0 +1,193 @@
+// The way back from a checkpoint's files to a trainer, each rank its own slices; train/checkpoint.h says what is in
+// them.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "data/checkpoints.h"
+#include "ops/tune.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_files.h"
+#include "train/integrity.h"
+
+namespace octet::BACKEND {
+namespace {
+namespace fs = std::filesystem;
+constexpr int64_t kChunk = int64_t{1} << 20;  // elements at once: they are still in the cache when they are copied
+
+uint64_t whole_number(const std::string& text, const std::string& where) {
+  uint64_t n = 0;
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, n);
+  if (error != std::errc() || end != last)
+    bad_input(where, " is '", text.substr(0, 40), "', no whole number; the checkpoint is damaged");
+  return n;
+}
+
+// A name in the file may be longer than the parameter's (".m"): padding is found by the parameter's.
+void read_slice(Session& s, const SafetensorsModel& model, const std::string& stored, const NamedShape& ours, Tensor t,
+                Integrity::Read& sum) {
+  const auto [file, entry] = model.at(stored);
+  const HfLayout layout = layout_of(s.config.model);
+  if (const std::vector<int64_t> shape = stored_shape(ours, layout); entry->shape != shape)
+    bad_input(file->path().string(), ": ", stored, " has the shape ", to_string(entry->shape), "; this model's is ",
+              to_string(shape));
+  const size_t element = size_t(stored_size(entry->dtype));
+  std::vector<double> values;
+  for (int64_t i = 0; i < t.numel(); i += kChunk) {
+    const int64_t count = std::min(kChunk, t.numel() - i), first = sum.first + i;
+    const int64_t held = stored_count(ours, layout, first, count);
+    const Tensor part = t.part(i, {count});
+    const std::span<const std::byte> bytes(file->data(*entry) + size_t(held ? first : 0) * element,
+                                           size_t(held) * element);
+    sum.sum += checksum(bytes, element, first);
+    sum.count += held;
+    ++s.pulse;
+    if (held == count && entry->dtype == stored_name(t.dtype)) {
+      copy_to_device(s.stream, part.data, bytes.data(), part.bytes());
+      s.stream.synchronize();  // the mapping may end
+      continue;
+    }
+    values.assign(size_t(count), 0.);  // the vocabulary's padding is zero
+    if (held > 0) file->read(*entry, first, held, values.data());
+    from_host(s.stream, part, values);
+  }
+}
+
+// A file of tensors; where it is none, or no whole one, an InputError says what to take instead.
+template <class File>
+File opened(const fs::path& path) {
+  try {
+    return File(path);
+  } catch (const InputError& e) { bad_input(e.what(), "; or ", instead_of(path.parent_path())); }
+}
+
+// One file of tensors that lie in slices on all ranks.
+template <class ForEach>
+void read_slices(Session& s, const SafetensorsModel& model, Integrity& integrity, ForEach&& for_each) {
+  const std::string file = model.path().filename();
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool counts) {
+    Integrity::Read read{.first = first, .counts = counts};
+    read_slice(s, model, stored, ours, t, read);
+    integrity.add(file, stored, read);
+  });
+}
+
+void read_scales(Session& s, const fs::path& folder, const Integrity& integrity) {
+  if (s.scaling.size() == 0) return;
+  fs::path path = folder / scales_file(s);
+  if (has_own_scales(s) && !fs::exists(path) && fs::exists(folder / "fp8.safetensors")) {
+    path = folder / "fp8.safetensors";
+    log_warning(folder.string(), " has no FP8 state of rank ", s.host.rank(), ": it starts with rank 0's");
+  }
+  if (!fs::exists(path)) {
+    if (s.host.rank() == 0)
+      log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
+    return;
+  }
+  const auto file = opened<SafetensorsFile>(path);
+  const auto read = [&](const std::string& kind, DelayedScaling& scales) {
+    const auto& meta = file.metadata();
+    if (!meta.contains(kind + ".names") || !meta.contains(kind + ".updates"))
+      bad_input(path.string(), ": no names of ", kind, "; it was not written by octet");
+    DelayedScaling::Snapshot snapshot;
+    for (const json& name : parse_json(meta.at(kind + ".names"), path.string()))
+      snapshot.names.push_back(name.is_string() ? name.get<std::string>() : "");
+    snapshot.updates = int64_t(whole_number(meta.at(kind + ".updates"), concat(path.string(), ": ", kind, ".updates")));
+    snapshot.scale = file.read_all<float>(kind + ".scale");
+    snapshot.rows = file.read_all<float>(kind + ".history");
+    if (file.find(kind + ".largest")) snapshot.largest = file.read_all<float>(kind + ".largest");
+    const std::vector<int64_t>& shape = file.at(kind + ".history").shape;
+    snapshot.history = shape.empty() ? -1 : shape[0];
+    for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
+    const size_t S = snapshot.names.size();
+    if (snapshot.history < 0 || snapshot.scale.size() != S || snapshot.nonfinite.size() != S ||
+        snapshot.rows.size() != S * size_t(snapshot.history) ||
+        (!snapshot.largest.empty() && snapshot.largest.size() != S))
+      bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
+    for (const std::vector<float>* values : {&snapshot.scale, &snapshot.largest})  // a history may hold infinities
+      for (size_t i = 0; i < values->size(); ++i)
+        if (const float x = (*values)[i]; !(x > 0) || !std::isfinite(x))
+          bad_input(path.string(), ": ", kind, " of ", snapshot.names[i], " have the scale ", x,
+                    "; the checkpoint is damaged: take another one");
+    const int found = scales.load(s.stream, snapshot);
+    if (found < scales.size() && s.host.rank() == 0)
+      log_warning(path.string(), ": ", scales.size() - found, " of ", scales.size(), " FP8 scales of ", kind,
+                  " are missing and start cold");
+  };
+  read("activations", s.scaling);
+  read("weights", s.params.weight_scales());
+  integrity.compare_file(path.filename());
+}
+
+// A dynamic loss scale goes on where it stood; a static one is the config's.
+void read_loss_scale(const Session& s, const json& state, const std::string& where, StepState& counters) {
+  counters.loss_scale = first_loss_scale(s.config.precision);
+  if (!has_dynamic_loss_scale(s) || !state.contains("loss_scale")) return;
+  const json &scale = state["loss_scale"], good = state.value("good_steps", json());
+  if (!scale.is_number() || !(scale.get<float>() > 0) || !std::isfinite(scale.get<float>()) ||
+      !good.is_number_unsigned())
+    bad_input(where, ": 'loss_scale' is no positive number, or 'good_steps' no whole one; the checkpoint is damaged");
+  counters.loss_scale = scale.get<float>();
+  counters.good_steps = good.get<uint32_t>();
+}
+
+}  // namespace
+
+std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
+  const json state = read_checkpoint_state(folder), names = state.value("fallbacks", json::array());
+  std::vector<std::string> layers;
+  for (const json& name : names) {
+    if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is no list of names");
+    layers.push_back(name.get<std::string>());
+  }
+  return layers;
+}
+
+RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
+  Session& s = trainer.session;
+  const json state = read_checkpoint_state(folder);
+  const auto number = [&](const char* key, uint64_t most) {
+    if (!state.contains(key) || !state[key].is_number_unsigned() || state[key].get<uint64_t>() > most)
+      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number up to ", most);
+    return state[key].get<int64_t>();
+  };
+  constexpr uint64_t kMost = uint64_t{1} << 53;  // room for what is counted from there
+  RunState r{.step = number("step", kMost), .samples = number("samples", kMost)};
+  r.counters.updates = uint32_t(number("updates", UINT32_MAX));
+  r.counters.skipped = uint32_t(number("skipped", UINT32_MAX));
+  read_loss_scale(s, state, (folder / "state.json").string(), r.counters);
+  const auto fingerprint = [&](const char* key) {
+    const json text = state.value(key, json("0"));
+    return whole_number(text.is_string() ? text.get<std::string>() : text.dump(),
+                        concat((folder / "state.json").string(), ": '", key, "'"));
+  };
+  r.data = fingerprint("data");
+  r.tokenizer = fingerprint("tokenizer");
+  r.fallbacks = fallbacks_of(folder);
+
+  Integrity integrity(s.host, folder);
+  integrity.compare_file("state.json");
+  const auto model = opened<SafetensorsModel>(folder / "model.safetensors");
+  check_names(names_of(s.params), model, layout_of(s.config.model));
+  read_slices(s, model, integrity, [](auto& p, auto&& f) { for_each_master(p, f); });
+  if (fs::exists(folder / "optimizer.safetensors")) {
+    const auto moments = opened<SafetensorsModel>(folder / "optimizer.safetensors");
+    read_slices(s, moments, integrity, [](auto& p, auto&& f) { for_each_moment(p, f); });
+  } else if (r.step > 0 && s.host.rank() == 0) {  // an import is at step 0 and has none
+    log_warning(folder.string(), " has no optimizer.safetensors: the optimizer starts without its moments");
+  }
+  integrity.compare();
+  read_scales(s, folder, integrity);
+  if (fs::exists(folder / "plans.jsonl")) {
+    integrity.compare_file("plans.jsonl");
+    import_plans(s.device, read_file(folder / "plans.jsonl"));
+  }
+  s.params.publish(s.stream, ParameterStore::Masters::changed);
+  trainer.restore(r.step, r.samples, r.counters);
+  return r;
+}
+
+}  // namespace octet::BACKEND
