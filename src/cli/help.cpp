@@ -93,7 +93,7 @@ std::string general_help() {
          "  1  a check failed: octet verify found a difference, octet inspect a wrong checksum\n"
          "  2  the input is wrong; the message says what, where, and what to do\n"
          "  3  a fault of the system: a full disk, no memory, a lost rank, or a fault of octet\n"
-         "  4  octet train saved and ended on SIGTERM or SIGINT\n";
+         "  4  octet train saved and ended on SIGTERM, SIGINT or SIGHUP\n";
 }
 
 std::string help_of(const Command& c) {

@@ -47,7 +47,9 @@ Command train_command() {
           .summary = "train a model, or continue training it",
           .options = options,
           .more =
-              "SIGTERM and SIGINT save a checkpoint and end the run with exit code 4; a second one ends it at once.\n\n"
+              "SIGTERM, SIGINT and SIGHUP (a closed terminal) save a checkpoint and end the run with exit code 4; a "
+              "second\n"
+              "SIGTERM or SIGINT ends it at once. Under nohup SIGHUP is ignored.\n\n"
               "  octet train configs/tiny_llama.json\n"
               "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"
               "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"

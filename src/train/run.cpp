@@ -24,8 +24,13 @@ namespace {
 
 std::atomic<int> caught_signal{0};  // the one thing a signal handler may touch
 void on_signal(int s) { caught_signal = s; }
+// A closed terminal takes the pipe to a `tee` with it: a line of the log must not end the run before it is saved.
+void on_hangup(int s) {
+  caught_signal = s;
+  std::signal(SIGPIPE, SIG_IGN);
+}
 
-class Signals {  // SIGTERM and SIGINT end the run at the next step, saved
+class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, saved
  public:
   Signals() {
     caught_signal = 0;
@@ -34,15 +39,21 @@ class Signals {  // SIGTERM and SIGINT end the run at the next step, saved
     action.sa_flags = SA_RESETHAND;  // a second one ends the program at once
     sigaction(SIGTERM, &action, &term_);
     sigaction(SIGINT, &action, &int_);
+    sigaction(SIGHUP, nullptr, &hup_);
+    if (hup_.sa_handler == SIG_IGN) return;  // as nohup has it: the run outlives its terminal
+    action.sa_handler = on_hangup;
+    action.sa_flags = 0;  // a second one changes nothing: a shell and the kernel both send one when a terminal closes
+    sigaction(SIGHUP, &action, nullptr);
   }
   ~Signals() {
     sigaction(SIGTERM, &term_, nullptr);
     sigaction(SIGINT, &int_, nullptr);
+    if (!caught_signal) sigaction(SIGHUP, &hup_, nullptr);  // else the last lines of the log still come
   }
 
  private:
   struct sigaction term_ {
-  }, int_{};
+  }, int_{}, hup_{};
 };
 
 // A signal on any rank is every rank's: all save the same step.

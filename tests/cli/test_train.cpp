@@ -1,7 +1,4 @@
 // From text to a resumed run, by the commands alone; and what ends or damages a run.
-#include <chrono>
-#include <thread>
-
 #include "cli/tiny_run.h"
 
 namespace octet {
@@ -69,21 +66,6 @@ TEST(Train, DamagedCheckpointsAreRefused) {
   write_file(folder + "state.json", state);
   expect_refused(tiny.train({"training.steps=12", "model.num_hidden_layers=3"}), {"model.layers.2."});
   expect_done(tiny.train({"training.steps=12"}), {"step 12/12"});
-}
-
-TEST(Train, ASignalSavesAndEndsWithFour) {
-  const TinyRun tiny;
-  Process process(tiny.words({"training.steps=10000000", "checkpoint.every=0"}), tiny.folder());
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-  while (process.runs() && std::chrono::steady_clock::now() < limit &&
-         !std::filesystem::exists(tiny.path("metrics.jsonl")))
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  ASSERT_TRUE(process.runs()) << process.wait();
-  process.signal(SIGTERM);
-  const Ran r = process.wait();
-  EXPECT_EQ(r.code, 4) << r;
-  EXPECT_TRUE(has(r.out, "ended by a signal")) << r;
-  expect_done(tiny.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
 }
 
 TEST(Train, BadTokenFiles) {

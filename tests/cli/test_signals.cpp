@@ -1,0 +1,75 @@
+// What ends a run from outside: it saves first, where it is asked and not killed.
+#include <sys/stat.h>
+
+#include <chrono>
+#include <thread>
+
+#include "cli/tiny_run.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kEndless{"training.steps=10000000", "checkpoint.every=0"};
+
+class Signals : public testing::Test {
+ protected:
+  // Under way, or over.
+  Process started(const std::vector<std::string>& words) const {
+    Process process(words, tiny_.folder());
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+    std::error_code none;
+    const auto logs = [&] { return fs::file_size(tiny_.path("metrics.jsonl"), none) > 0 && !none; };
+    while (process.runs() && std::chrono::steady_clock::now() < limit && !logs())
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_TRUE(process.runs()) << process.wait();
+    return process;
+  }
+  // `shell` with the run's command in the place of RUN.
+  std::vector<std::string> in_shell(std::string shell, const std::vector<std::string>& more) const {
+    std::string command;
+    for (const std::string& word : tiny_.words(more)) command += "'" + word + "' ";
+    return {"sh", "-c", shell.replace(shell.find("RUN"), 3, command)};
+  }
+  void expect_saved(const Ran& r) const {
+    EXPECT_EQ(r.code, 4) << r;
+    expect_done(tiny_.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
+  }
+  const TinyRun tiny_;
+};
+
+TEST_F(Signals, EachSavesAndEndsWithFour) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    Process process = started(tiny_.words(kEndless));
+    process.signal(signal);
+    const Ran r = process.wait();
+    EXPECT_TRUE(has(r.out, "ended by a signal")) << r;
+    expect_saved(r);
+    fs::remove_all(tiny_.path("run"));
+    fs::remove(tiny_.path("metrics.jsonl"));
+  }
+}
+
+// A shell and the kernel each send one when a terminal closes; and who read the log ends with it.
+TEST_F(Signals, AClosedTerminalSavesHoweverOftenItIsTold) {
+  const std::string pipe = tiny_.path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  Process process = started(in_shell("exec RUN > '" + pipe + "' 2>&1", kEndless));
+  process.signal(SIGHUP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  ::close(reader);
+  while (process.runs()) process.signal(SIGHUP);
+  const Ran r = process.wait();
+  EXPECT_TRUE(r.code == 4 || r.code == 3) << r;  // 3: it could not write its last lines
+  expect_done(tiny_.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
+}
+
+TEST_F(Signals, UnderNohupAClosedTerminalChangesNothing) {
+  Process process = started(in_shell("trap '' HUP; exec RUN", {"training.steps=200", "checkpoint.every=0"}));
+  for (int i = 0; i < 20; ++i) process.signal(SIGHUP);
+  expect_done(process.wait(), {"step 200/200"});
+}
+
+}  // namespace
+}  // namespace octet
