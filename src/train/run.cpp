@@ -36,13 +36,13 @@ class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, sav
     caught_signal = 0;
     struct sigaction action {};
     action.sa_handler = on_signal;
-    action.sa_flags = SA_RESETHAND;  // a second one ends the program at once
+    action.sa_flags = SA_RESTART | SA_RESETHAND;  // no save fails of it; a second one ends the program at once
     sigaction(SIGTERM, &action, &term_);
     sigaction(SIGINT, &action, &int_);
     sigaction(SIGHUP, nullptr, &hup_);
     if (hup_.sa_handler == SIG_IGN) return;  // as nohup has it: the run outlives its terminal
     action.sa_handler = on_hangup;
-    action.sa_flags = 0;  // a second one changes nothing: a shell and the kernel both send one when a terminal closes
+    action.sa_flags = SA_RESTART;  // more of them change nothing: a shell and the kernel both tell of a closed terminal
     sigaction(SIGHUP, &action, nullptr);
   }
   ~Signals() {
