@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "base/bus_errors.h"
 #include "base/check.h"
 #include "base/refused.h"
 #include "cli/command.h"
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
   std::unique_ptr<Host> mpi;  // outlives a failure, to tell its rank and to end the others
   std::string message;
   int code = 3;
+  explain_bus_errors();
   try {
     mpi = mpi_host(&argc, &argv);
     const int done = run({argv + 1, argv + argc}, mpi.get());

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -40,8 +41,17 @@ bool is_device(const fs::path& path) {
 
 struct Closer {
   int fd;
-  ~Closer() { ::close(fd); }
+  ~Closer() {
+    if (fd >= 0) ::close(fd);
+  }
 };
+
+int64_t size_of_regular(int fd, const fs::path& path) {
+  struct stat info;
+  if (::fstat(fd, &info) != 0) refused_path("read", path, errno);
+  if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
+  return info.st_size;
+}
 
 // The temporary file of a name, for this writer alone: two that write one file would mix their bytes.
 int open_alone(const fs::path& temp, const fs::path& name) {
@@ -103,6 +113,10 @@ void refused_path(const char* verb, const fs::path& path, int error) {
     case ENOSPC:
     case EDQUOT:
       remedy = ": free some space there, or name a folder on another disk";
+      user = false;
+      break;
+    case EMFILE:
+      remedy = ": raise the limit of open files (ulimit -n), or name fewer files";
       [[fallthrough]];
     default:
       user = false;
@@ -114,11 +128,7 @@ void refused_path(const char* verb, const fs::path& path, int error) {
 
 MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
   const Closer file{open_or_throw(path, O_RDONLY, "read")};
-  struct stat info;
-  if (::fstat(file.fd, &info) != 0) refused_path("read", path, errno);
-  if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
-  size_ = size_t(info.st_size);
-  device_ = info.st_dev, inode_ = info.st_ino;
+  size_ = size_t(size_of_regular(file.fd, path));
   if (size_ == 0) return;  // mmap refuses a length of zero
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
   if (data == MAP_FAILED) refused_path("map", path, errno);
@@ -127,23 +137,48 @@ MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      device_(other.device_),
-      inode_(other.inode_) {}
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<char*>(data_), size_);
 }
 
-void MappedFile::require_whole() const {
-  struct stat now;
-  if (::stat(path_.c_str(), &now) != 0 || now.st_dev != device_ || now.st_ino != inode_) return;
-  if (size_t(now.st_size) < size_)
-    throw SystemError(concat("'", path_.string(), "' was cut from ", size_, " to ", now.st_size,
-                             " bytes while it was in use: put the whole file back and start again; to exchange a file "
-                             "under way, move the new one to its name"));
+// A run may read thousands of files and needs some descriptors besides. The usual limit of 1024 is one that each
+// process may raise.
+static void allow_more_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // a refusal is told when a file cannot be opened
+}
+
+LongRead::LongRead(const fs::path& path) : path_(path) {
+  allow_more_files();
+  Closer file{open_or_throw(path, O_RDONLY, "read")};
+  size_ = size_of_regular(file.fd, path);
+  fd_ = std::exchange(file.fd, -1);
+}
+
+LongRead::LongRead(LongRead&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+LongRead::~LongRead() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void LongRead::read(int64_t offset, void* to, int64_t bytes) const {
+  CHECK(offset >= 0 && bytes >= 0 && bytes <= size_ && offset <= size_ - bytes, "bytes [", offset, ", +", bytes,
+        ") of ", path_.string());
+  for (int64_t done = 0; done < bytes;) {
+    const ssize_t n = ::pread(fd_, static_cast<char*>(to) + done, size_t(bytes - done), offset + done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) refused_path("read", path_, errno);
+    if (n == 0)
+      throw SystemError(concat("'", path_.string(), "' was cut from ", size_, " to ", size_of_regular(fd_, path_),
+                               " bytes while it was in use: put the whole file back and start again; to exchange a "
+                               "file under way, move the new one to its name"));
+    done += n;
+  }
 }
 
 FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {

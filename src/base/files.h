@@ -10,7 +10,7 @@
 
 namespace octet {
 
-// A whole file mapped read-only. An empty file gives empty bytes.
+// A whole file mapped read-only, for a short while (LongRead). An empty file gives empty bytes.
 class MappedFile {
  public:
   enum class Access { sequential, random };
@@ -22,15 +22,31 @@ class MappedFile {
   std::string_view bytes() const { return {data_, size_}; }
   int64_t size() const { return int64_t(size_); }
   const std::filesystem::path& path() const { return path_; }
-  // Before reading what may have been mapped long ago: a SystemError when somebody has cut the file short since. The
-  // pages behind its new end would end the program with a signal. Another file under its name does no harm.
-  void require_whole() const;
 
  private:
   std::filesystem::path path_;
   const char* data_ = nullptr;
   size_t size_ = 0;
-  uint64_t device_ = 0, inode_ = 0;  // which file it is: a descriptor for each of thousands of files is too many
+};
+
+// A file that is read in pieces for as long as a run lasts, from any thread. Somebody may cut it short or its disk may
+// fail meanwhile: that is a SystemError here, where a mapping would end the program with SIGBUS. Another file under its
+// name does no harm.
+class LongRead {
+ public:
+  explicit LongRead(const std::filesystem::path& path);
+  LongRead(LongRead&& other) noexcept;
+  LongRead& operator=(LongRead&&) = delete;
+  ~LongRead();
+
+  int64_t size() const { return size_; }  // when it was opened
+  const std::filesystem::path& path() const { return path_; }
+  void read(int64_t offset, void* to, int64_t bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  int64_t size_ = 0;
 };
 
 // Writes to NAME.tmp in constant memory, and is the only one that does (a second is an InputError); commit() flushes,

@@ -119,12 +119,12 @@ Batch Loader::batch(int64_t first_sample, int64_t count) const {
     std::copy(ids.begin(), ids.end() - 1, b.tokens.begin() + ptrdiff_t(i * T));
     std::copy(ids.begin() + 1, ids.end(), b.targets.begin() + ptrdiff_t(i * T));
     if (!config_.ignore_document_starts) continue;
-    const int64_t end = w.file->documents_before(w.first + w.targets + 1);
-    for (int64_t d = w.file->documents_before(w.first + 1); d < end; ++d) {
-      const int64_t t = w.file->document_start(d) - w.first - 1;
-      if (t < 0 || t >= w.targets)
-        bad_input("token file '", w.file->path().string(), "' has a damaged index at document ", d,
-                  ": make it again with 'octet tokenize'");
+    const TokenFile::Starts documents = w.file->starts_in(w.first + 1, w.first + w.targets + 1);
+    for (size_t d = 0; d < documents.at.size(); ++d) {
+      const int64_t t = documents.at[d] - w.first - 1;
+      if (t < 0)
+        bad_input("token file '", w.file->path().string(), "' has a damaged index at document ",
+                  documents.document + int64_t(d), ": make it again with 'octet tokenize'");
       b.targets[i * T + size_t(t)] = kIgnore;
     }
   }
@@ -137,7 +137,7 @@ int64_t Loader::valid_targets(int64_t first_sample, int64_t count) const {
     const Window w = locate(first_sample + i);
     valid += w.targets;
     if (config_.ignore_document_starts)
-      valid -= w.file->documents_before(w.first + w.targets + 1) - w.file->documents_before(w.first + 1);
+      valid -= int64_t(w.file->starts_in(w.first + 1, w.first + w.targets + 1).at.size());
   }
   return valid;
 }

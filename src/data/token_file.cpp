@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <vector>
 
 #include "base/check.h"
 #include "base/refused.h"
@@ -16,7 +15,8 @@
 namespace octet {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "token files are little-endian and mapped as they are");
+static_assert(std::endian::native == std::endian::little, "token files are little-endian and read as they are");
+constexpr int64_t kPage = 512;  // entries of the index that are read at once
 constexpr const char* kRemake = ": make it again with 'octet tokenize'";
 
 uint64_t index_offset_for(uint64_t tokens, uint32_t width) {
@@ -24,15 +24,15 @@ uint64_t index_offset_for(uint64_t tokens, uint32_t width) {
 }
 
 // Each length is compared with what the file really holds by division, so that no lie can overflow a product.
-TokenFileHeader checked_header(const MappedFile& file) {
+TokenFileHeader checked_header(const LongRead& file) {
   const std::string name = "token file '" + file.path().string() + "' ";
-  const std::string_view bytes = file.bytes();
+  const uint64_t size = uint64_t(file.size());
   TokenFileHeader h;
-  const size_t magic_bytes = std::min(bytes.size(), h.magic.size());
-  if (magic_bytes == 0 || std::memcmp(bytes.data(), h.magic.data(), magic_bytes) != 0)
+  file.read(0, &h, int64_t(std::min(size, sizeof h)));
+  const size_t magic_bytes = std::min(size, h.magic.size());
+  if (magic_bytes == 0 || std::memcmp(h.magic.data(), TokenFileHeader::kMagic.data(), magic_bytes) != 0)
     bad_input("'", file.path().string(), "' is not a token file: make one from text or JSONL with 'octet tokenize'");
-  if (bytes.size() < sizeof h) bad_input(name, "is truncated within its header (", bytes.size(), " bytes)", kRemake);
-  std::memcpy(&h, bytes.data(), sizeof h);
+  if (size < sizeof h) bad_input(name, "is truncated within its header (", size, " bytes)", kRemake);
   if (h.version > TokenFileHeader::kVersion)
     bad_input(name, "has format version ", h.version, ", newer than this program's ", TokenFileHeader::kVersion,
               ": use a newer octet, or make it again with this one");
@@ -42,17 +42,16 @@ TokenFileHeader checked_header(const MappedFile& file) {
   if (h.token_bytes != TokenFileHeader::width_for(int64_t(h.vocab_size)))
     bad_input(name, "claims ", h.token_bytes, " bytes a token; a vocabulary of ", h.vocab_size, " takes ",
               TokenFileHeader::width_for(int64_t(h.vocab_size)), kRemake);
-  const uint64_t room = bytes.size() - sizeof h;
+  const uint64_t room = size - sizeof h;
   if (h.tokens > room / h.token_bytes)
-    bad_input(name, "is truncated: its header promises ", h.tokens, " tokens, ", bytes.size(), " bytes hold at most ",
+    bad_input(name, "is truncated: its header promises ", h.tokens, " tokens, ", size, " bytes hold at most ",
               room / h.token_bytes, kRemake);
   if (h.index_offset != index_offset_for(h.tokens, h.token_bytes))
     bad_input(name, "has its document index at byte ", h.index_offset, " instead of ",
               index_offset_for(h.tokens, h.token_bytes), kRemake);
-  const uint64_t index_bytes = bytes.size() < h.index_offset ? 0 : bytes.size() - h.index_offset;
-  if (bytes.size() < h.index_offset || h.documents > index_bytes / 8)
-    bad_input(name, "is truncated: its index of ", h.documents, " documents does not fit in ", bytes.size(), " bytes",
-              kRemake);
+  const uint64_t index_bytes = size < h.index_offset ? 0 : size - h.index_offset;
+  if (size < h.index_offset || h.documents > index_bytes / 8)
+    bad_input(name, "is truncated: its index of ", h.documents, " documents does not fit in ", size, " bytes", kRemake);
   if (h.documents * 8 != index_bytes)
     bad_input(name, "has ", index_bytes - h.documents * 8, " bytes after its end", kRemake);
   if (h.documents > h.tokens || (h.documents == 0) != (h.tokens == 0))
@@ -67,45 +66,39 @@ TokenFile::TokenFile(const std::filesystem::path& path) : file_(path), header_(c
     bad_input("token file '", path.string(), "' has a damaged document index", kRemake);
 }
 
-uint32_t TokenFile::at(int64_t position) const {
-  const char* from = file_.bytes().data() + sizeof header_ + position * header_.token_bytes;
-  uint32_t wide = 0;
-  std::memcpy(&wide, from, header_.token_bytes);
-  return wide;
-}
-
 void TokenFile::read(int64_t first, std::span<int32_t> out) const {
   const int64_t n = int64_t(out.size());
   CHECK(first >= 0 && n <= tokens() && first <= tokens() - n, "tokens [", first, ", +", n, ") of ", path().string());
-  file_.require_whole();
-  const char* from = file_.bytes().data() + sizeof header_ + first * header_.token_bytes;
-  if (header_.token_bytes == 2) {
+  const int64_t width = header_.token_bytes;
+  char* const ids = reinterpret_cast<char*>(out.data()) + n * (4 - width);  // narrow ones at the end of their place
+  file_.read(int64_t(sizeof header_) + first * width, ids, n * width);
+  if (width == 2) {
     for (int64_t i = 0; i < n; ++i) {
       uint16_t id;
-      std::memcpy(&id, from + 2 * i, 2);
-      out[size_t(i)] = id;
+      std::memcpy(&id, ids + 2 * i, 2);
+      out[size_t(i)] = id;  // ends before the next one begins
     }
-  } else {
-    std::memcpy(out.data(), from, size_t(n) * 4);
   }
   const uint32_t vocab = uint32_t(header_.vocab_size);
   for (int64_t i = 0; i < n; ++i)
-    if (uint32_t(out[size_t(i)]) >= vocab) [[unlikely]]
-      bad_input("token file '", path().string(), "': token ", first + i, " has id ", at(first + i),
-                ", its vocabulary has ", vocab, " entries", kRemake);
+    if (const uint32_t id = uint32_t(out[size_t(i)]); id >= vocab) [[unlikely]]
+      bad_input("token file '", path().string(), "': token ", first + i, " has id ", id, ", its vocabulary has ", vocab,
+                " entries", kRemake);
 }
 
-int64_t TokenFile::document_start(int64_t document) const {
-  CHECK(document >= 0 && document < documents(), "document ", document, " of ", path().string());
-  int64_t start;
-  std::memcpy(&start, file_.bytes().data() + header_.index_offset + 8 * document, 8);
-  return start;
+int64_t TokenFile::document_start(int64_t document) const { return document_starts(document, document + 1)[0]; }
+
+std::vector<int64_t> TokenFile::document_starts(int64_t begin, int64_t end) const {
+  CHECK(begin >= 0 && begin <= end && end <= documents(), "documents ", begin, " to ", end, " of ", path().string());
+  std::vector<int64_t> starts(size_t(end - begin));
+  file_.read(int64_t(header_.index_offset) + 8 * begin, starts.data(), 8 * (end - begin));
+  return starts;
 }
 
-int64_t TokenFile::documents_before(int64_t position) const {
-  file_.require_whole();
+// documents_before(position), less at most a page of the index.
+int64_t TokenFile::somewhat_before(int64_t position) const {
   int64_t low = 0, high = documents();  // the answer lies in [low, high]
-  while (low < high) {
+  while (high - low > kPage) {
     const int64_t mid = low + (high - low) / 2;
     if (document_start(mid) < position) low = mid + 1;
     else high = mid;
@@ -113,14 +106,32 @@ int64_t TokenFile::documents_before(int64_t position) const {
   return low;
 }
 
+int64_t TokenFile::documents_before(int64_t position) const { return starts_in(position, position + 1).document; }
+
+TokenFile::Starts TokenFile::starts_in(int64_t begin, int64_t end) const {
+  Starts found{.document = somewhat_before(begin)};
+  for (int64_t page = found.document; page < documents(); page += kPage)
+    for (const int64_t start : document_starts(page, std::min(documents(), page + kPage))) {
+      if (start >= end) return found;
+      if (start < begin && found.at.empty()) ++found.document;
+      else found.at.push_back(start);
+    }
+  return found;
+}
+
 void TokenFile::verify() const {
-  std::vector<int32_t> ids(size_t(std::min<int64_t>(tokens(), 1 << 20)));
+  constexpr int64_t kBlock = int64_t{1} << 20;
+  std::vector<int32_t> ids(size_t(std::min(tokens(), kBlock)));
   for (int64_t first = 0; first < tokens(); first += int64_t(ids.size()))
     read(first, std::span(ids).first(size_t(std::min(int64_t(ids.size()), tokens() - first))));
-  for (int64_t d = 1; d < documents(); ++d)
-    if (document_start(d) <= document_start(d - 1) || document_start(d) >= tokens())
-      bad_input("token file '", path().string(), "': document ", d, " starts at token ", document_start(d),
-                ", the one before at ", document_start(d - 1), " of ", tokens(), kRemake);
+  int64_t before = -1;
+  for (int64_t begin = 0; begin < documents(); begin += kBlock)
+    for (int64_t d = begin; const int64_t start : document_starts(begin, std::min(documents(), begin + kBlock))) {
+      if (start <= before || start >= tokens())
+        bad_input("token file '", path().string(), "': document ", d, " starts at token ", start,
+                  ", the one before at ", before, " of ", tokens(), kRemake);
+      before = start, ++d;
+    }
 }
 
 // ---- writing

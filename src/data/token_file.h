@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/files.h"
 
@@ -50,12 +51,18 @@ class TokenFile {
   // tokens [first, first + out.size()); an id >= the file's vocabulary is an InputError that says where it stands.
   void read(int64_t first, std::span<int32_t> out) const;
   int64_t document_start(int64_t document) const;
+  std::vector<int64_t> document_starts(int64_t begin, int64_t end) const;
   int64_t documents_before(int64_t position) const;  // documents whose first token stands before `position`
-  void verify() const;                               // every id and every index entry
+  struct Starts {
+    int64_t document = 0;     // the first of them
+    std::vector<int64_t> at;  // where each starts
+  };
+  Starts starts_in(int64_t begin, int64_t end) const;  // documents whose first token stands in [begin, end)
+  void verify() const;                                 // every id and every index entry
 
  private:
-  uint32_t at(int64_t position) const;
-  MappedFile file_;
+  int64_t somewhat_before(int64_t position) const;
+  LongRead file_;
   TokenFileHeader header_;
 };
 

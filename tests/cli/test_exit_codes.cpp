@@ -2,6 +2,9 @@
 // hold.
 #include <sys/stat.h>
 
+#include <chrono>
+#include <thread>
+
 #include "cli/tensors.h"
 #include "cli/tiny_run.h"
 #include "golden.h"
@@ -275,6 +278,25 @@ TEST(ExitCodes, ANumberWithoutMeaningIsBadInput) {
     EXPECT_TRUE(r.code == 0 || r.code == 2) << command[0] << " " << command.back() << " " << r;
     fs::remove_all(out);
   }
+}
+
+// What is mapped and cut meanwhile would end the program with SIGBUS.
+TEST(ExitCodes, ATextThatIsCutShortUnderWayIsNamed) {
+  const TinyRun tiny;
+  std::string text;
+  while (text.size() < size_t(30) << 20) text += read_file(small_text());
+  const std::string path = tiny.folder().write("long.txt", text), out = tiny.path("out.tokens");
+  Process process(
+      {OCTET_BINARY, "tokenize", "--tokenizer", tiny.path("tokenizer.model"), "--input", path, "--out", out},
+      tiny.folder());
+  std::error_code none;
+  const auto under_way = [&] { return fs::file_size(out + ".tmp", none) > 0 && !none; };  // the first part is written
+  while (process.runs() && !under_way()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  fs::resize_file(path, 1000);
+  const Ran r = process.wait();
+  EXPECT_EQ(r.code, 3) << r;
+  EXPECT_TRUE(has(r.err, "octet: '" + path + "' cannot be read any more: it was cut short")) << r;
+  EXPECT_FALSE(fs::exists(out));
 }
 
 TEST(ExitCodes, AFullDiskIsTheSystemsFault) {

@@ -1,5 +1,7 @@
 // A token file gives back what was written at any width and size; one that lies is refused with file, fault and remedy.
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
@@ -125,7 +127,7 @@ TEST(TokenFile, AnIdBeyondTheVocabularyIsNamedWithItsPlace) {
   }
 }
 
-// Read as it is mapped, it would end the program with SIGBUS.
+// Were it mapped, that would end the program with SIGBUS.
 TEST(TokenFile, OneThatIsCutShortUnderWayIsNamed) {
   const Scratch dir;
   const std::filesystem::path path = token_file(dir / "good", 100000, 300);
@@ -143,6 +145,57 @@ TEST(TokenFile, OneThatIsCutShortUnderWayIsNamed) {
         EXPECT_TRUE(has(e.what(), part)) << e.what();
       EXPECT_EQ(e.exit_code(), 3);
     }
+  }
+}
+
+// More than the usual limit of open files.
+TEST(TokenFile, ManyAreOpenAtOnce) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 40;
+  if (before.rlim_max < 200) GTEST_SKIP() << "the limit cannot be raised here";
+  const Scratch dir;
+  for (int i = 0; i < 100; ++i) token_file(dir / std::to_string(i), 50, 300, i);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<TokenFile> files;
+  for (int i = 0; i < 100; ++i) files.emplace_back(dir / std::to_string(i));
+  write_file(dir / "another", "there is room for it");
+  std::vector<int32_t> ids(50);
+  for (int i = 0; i < 100; ++i) {
+    files[size_t(i)].read(0, ids);
+    EXPECT_EQ(ids[49], i + 49);
+  }
+  few.rlim_max = few.rlim_cur = 40;  // for good: this process forks
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    try {
+      const TokenFile one_more(dir / "0");
+    } catch (const SystemError& e) { ::_exit(has(e.what(), "ulimit -n") && has(e.what(), "/0'") ? 0 : 1); }
+    ::_exit(2);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST(TokenFile, StartsOfDocumentsAreThoseThatBisectionFinds) {
+  const Scratch dir;
+  for (const int64_t document : {1, 3, 997}) {  // many pages of the index, and less than one
+    const TokenFile file(token_file(dir / "a", 5000, 300, 0, document));
+    for (int64_t begin = 0; begin < 5000; begin += 61)
+      for (const int64_t length : {0, 1, 2, 100, 3000}) {
+        const TokenFile::Starts found = file.starts_in(begin, begin + length);
+        std::vector<int64_t> expected;
+        for (int64_t at = (begin + document - 1) / document * document; at < std::min<int64_t>(begin + length, 5000);
+             at += document)
+          expected.push_back(at);
+        ASSERT_EQ(found.at, expected) << document << ' ' << begin << ' ' << length;
+        ASSERT_EQ(found.document, (begin + document - 1) / document);
+        ASSERT_EQ(found.document, file.documents_before(begin));
+      }
   }
 }
 
