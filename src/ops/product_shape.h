@@ -11,6 +11,11 @@ inline Kernel product_class(DType factor) {
   return factor == DType::bf16 || factor == DType::f16 ? Kernel::gemm_bf16 : Kernel::gemm_f32;
 }
 
+// The only dtype of bias that cuBLASLt adds in a product with these factors into d.
+inline DType epilogue_bias(DType factor, DType d) { return is_fp8(factor) ? DType::bf16 : d; }
+
+// As the gpu engine tunes and finds it: without what changes nothing (fast accumulation is FP8's) and without what a
+// kernel beside it adds (a bias of another dtype; the residual where d is added too).
 inline ProductShape shape_of(const GemmArgs& g) {
   return {.M = g.a.rows(),
           .N = g.b.rows(),
@@ -21,9 +26,9 @@ inline ProductShape shape_of(const GemmArgs& g) {
           .a_transposed = g.a.transposed,
           .b_transposed = g.b.transposed,
           .accumulate = g.accumulate,
-          .residual = bool(g.residual),
-          .bias = bool(g.bias),
-          .fast = g.fast};
+          .residual = g.residual && !g.accumulate,
+          .bias = g.bias && g.bias.dtype == epilogue_bias(g.a.t.dtype, g.d.dtype),
+          .fast = g.fast && is_fp8(g.a.t.dtype)};
 }
 
 }  // namespace octet::BACKEND

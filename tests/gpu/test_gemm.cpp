@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "gpu/machine.h"
 #include "ops/gpu/gemm_plain.h"
+#include "ops/product_shape.h"
 #include "ops/tune.h"
 
 namespace octet::gpu {
@@ -355,6 +356,29 @@ TEST_F(GpuPlans, AreTunedOnceAndReadFromTheCacheThen) {
   tune_products(second.stream, shapes());
   EXPECT_EQ(export_plans(second.device), plans);
   EXPECT_EQ(run(second), run(first));
+}
+
+// What the plan engine met is what gemm() looks for: it chooses nothing anew.
+TEST_F(GpuPlans, AreFoundByTheProductsTheyWereTunedFor) {
+  Machine m;
+  const Tensor a = m.tensor(DType::bf16, {64, 128}), b = m.tensor(DType::bf16, {256, 128});
+  const Tensor d = m.tensor(DType::bf16, {64, 256}), wide = m.tensor(DType::f32, d.shape);
+  const Tensor bias = m.tensor(DType::bf16, {256}), wide_bias = m.tensor(DType::f32, {256});
+  const Factor q{m.tensor(DType::e4m3, a.shape), false, m.scalar(1)},
+      w{m.tensor(DType::e4m3, b.shape), false, m.scalar(1)};
+  for (const GemmArgs& g :
+       {GemmArgs{.d = d, .a = {a}, .b = {b}, .fast = true},
+        {.d = d, .a = {a}, .b = {b}, .bias = wide_bias},
+        {.d = d, .a = {a}, .b = {b}, .residual = m.tensor(DType::bf16, d.shape), .bias = bias},
+        {.d = d, .a = {a}, .b = {b}, .residual = m.tensor(DType::bf16, d.shape), .accumulate = true},
+        {.d = d, .a = q, .b = w, .bias = bias, .fast = true},
+        {.d = wide, .a = q, .b = w, .bias = wide_bias}}) {
+    const std::vector<ProductShape> met{shape_of(g)};
+    tune_products(m.stream, met);
+    const std::string plans = export_plans(m.device);
+    gemm(m.stream, g);
+    EXPECT_EQ(export_plans(m.device), plans);
+  }
 }
 
 TEST_F(GpuPlans, TravelAsTextAndGiveTheSameBits) {

@@ -56,6 +56,27 @@ TEST_F(Counts, ProductsByDtypeAndShape) {
   EXPECT_EQ(of(Kernel::gemm_f32).flops, 2. * 6 * 5 * 4);
 }
 
+// As the gpu engine looks its plan up, or the plan that was tuned would never be found.
+TEST_F(Counts, OfAProductOnlyWhatItsPlanDependsOn) {
+  const Tensor a = make(DType::bf16, {16, 32}), b = make(DType::bf16, {48, 32}), d = make(DType::bf16, {16, 48});
+  const Tensor bias = make(DType::bf16, {48}), wide_bias = make(DType::f32, {48}),
+               residual = make(DType::bf16, d.shape);
+  const Tensor q = make(DType::e4m3, a.shape), w = make(DType::e4m3, b.shape);
+  const auto met = [&](const GemmArgs& g) {
+    gemm(s, g);
+    return take_products(device).at(0);
+  };
+  EXPECT_FALSE(met({.d = d, .a = {a}, .b = {b}, .fast = true}).fast);  // FP8's
+  EXPECT_TRUE(met({.d = d, .a = {q}, .b = {w}, .fast = true}).fast);
+  EXPECT_TRUE(met({.d = d, .a = {a}, .b = {b}, .bias = bias}).bias);
+  EXPECT_FALSE(met({.d = d, .a = {a}, .b = {b}, .bias = wide_bias}).bias);  // added behind the product
+  EXPECT_TRUE(met({.d = make(DType::f32, d.shape), .a = {q}, .b = {w}, .bias = bias}).bias);
+  EXPECT_FALSE(met({.d = make(DType::f32, d.shape), .a = {q}, .b = {w}, .bias = wide_bias}).bias);
+  EXPECT_TRUE(met({.d = d, .a = {a}, .b = {b}, .residual = residual}).residual);
+  const ProductShape both = met({.d = d, .a = {a}, .b = {b}, .residual = residual, .accumulate = true});
+  EXPECT_TRUE(both.accumulate && !both.residual);  // cuBLASLt adds one matrix
+}
+
 TEST_F(Counts, AttentionIsSixTimesLayersChannelsTime) {
   const int64_t B = 2, T = 16, N = B * T;
   Attention a{.heads = {.H = 4, .G = 2, .D = 8}, .B = B, .T = T};

@@ -6,7 +6,6 @@
 #include "ops/gpu/few_rows.h"
 #include "ops/gpu/gemm_plain.h"
 #include "ops/gpu/gemm_plans.h"
-#include "ops/product_shape.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -84,9 +83,6 @@ void gemm(Stream& s, const GemmArgs& g) {
     return;
   }
   ProductKey key{shape_of(g)};
-  if (both) key.shape.residual = false;
-  key.shape.fast = g.fast && is_fp8(g.a.t.dtype);
-  key.shape.bias = g.bias && g.bias.dtype == epilogue_bias(key.shape);
   const ProductPointers p{.a = g.a.t.data,
                           .b = g.b.t.data,
                           .c = key.shape.residual ? g.residual.data : g.d.data,

@@ -74,7 +74,7 @@ Product::Product(const ProductKey& key) : key_(key) {
   if (is_fp8(p.a)) set(op, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(p.fast));
   if (p.bias) {
     set(op, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t(cuda_type(epilogue_bias(p))));
+    set(op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t(cuda_type(epilogue_bias(p.a, p.d))));
   }
 }
 

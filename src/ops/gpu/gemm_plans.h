@@ -7,8 +7,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "config/product.h"
 #include "device/gpu.h"
+#include "ops/product_shape.h"
 
 namespace octet::BACKEND {
 
@@ -31,10 +31,6 @@ struct ProductPointers {
   const float *a_scale = nullptr, *b_scale = nullptr;
   const void* bias = nullptr;
 };
-
-inline DType epilogue_bias(const ProductShape& p) {  // the only dtype of bias that cuBLASLt adds in this product
-  return is_fp8(p.a) ? DType::bf16 : p.d;
-}
 
 class Product {  // descriptors
  public:

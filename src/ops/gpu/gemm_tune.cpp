@@ -73,7 +73,7 @@ class Trial {  // a product on buffers of its real size
   ProductShape shape_;
   Buffer a_{stream_, shape_.a, shape_.M*shape_.K, 1}, b_{stream_, shape_.b, shape_.N*shape_.K, 2},
       d_{stream_, shape_.d, shape_.M*shape_.N, 3}, c_{stream_, shape_.d, shape_.residual ? shape_.M*shape_.N : 0, 4},
-      bias_{stream_, epilogue_bias(shape_), shape_.N, 5}, scale_{stream_, DType::f32, 4, 6};
+      bias_{stream_, epilogue_bias(shape_.a, shape_.d), shape_.N, 5}, scale_{stream_, DType::f32, 4, 6};
   ProductPointers pointers_{.a = a_.data(),
                             .b = b_.data(),
                             .c = shape_.residual ? c_.data() : d_.data(),
