@@ -174,7 +174,7 @@ struct ScaleState {
   Tensor scale /*(S,4) f32 +=*/, amax /*(S) u32 +=*/, history /*(L,S) f32 +=*/, largest /*(S) f32*/,
       nonfinite /*(S) u32 +=*/;
   bool most_recent = false, te_compat = false, power_of_2 = false;
-  bool rescale = true;  // false: only the history moves (fp8.interval)
+  bool rescale = true;  // false: only the history moves (fp8.interval), but of a slot that was never used
 };
 void update_scales(Stream&, const ScaleState&, Tensor state /*StepState, or none*/);
 // groups[g] = {first slot, their number}: a slot that was never used takes the smallest scale of those of its group

@@ -56,11 +56,11 @@ void write_scales(Session& s, const fs::path& path) {
   std::vector<StoredTensor> tensors;
   std::map<std::string, std::string> metadata;
   std::vector<std::pair<std::string, DelayedScaling::Snapshot>> all;
+  if (s.scaling.size() == 0) return;  // weights may have none where activations do: wgrad alone in FP8
   all.emplace_back("activations", s.scaling.save(s.stream));
   all.emplace_back("weights", s.params.weight_scales().save(s.stream));
   for (const auto& [kind, snapshot] : all) {
     const int64_t S = int64_t(snapshot.names.size());
-    if (S == 0) return;
     tensors.push_back({kind + ".scale", DType::f32, {S}});
     tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
     tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
@@ -131,8 +131,8 @@ static void drop_old(const fs::path& dir, int64_t step, int64_t keep) {
   std::vector<fs::path> all = complete_checkpoints(dir);
   std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
-    fs::remove(all[i] / "COMPLETE");  // first: half removed it is none
-    fs::remove_all(all[i]);
+    if (!fs::is_symlink(all[i])) fs::remove(all[i] / "COMPLETE");  // first: half removed it is none
+    fs::remove_all(all[i]);                                        // of a link, not what it leads to
   }
 }
 

@@ -176,8 +176,10 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   if (fs::exists(folder / "optimizer.safetensors")) {
     const auto moments = opened<SafetensorsModel>(folder / "optimizer.safetensors");
     read_slices(s, moments, integrity, [](auto& p, auto&& f) { for_each_moment(p, f); });
-  } else if (r.step > 0 && s.host.rank() == 0) {  // an import is at step 0 and has none
-    log_warning(folder.string(), " has no optimizer.safetensors: the optimizer starts without its moments");
+  } else {
+    r.counters.updates = 0;                // moments of zero are those of a first update
+    if (r.step > 0 && s.host.rank() == 0)  // an import is at step 0 and has none
+      log_warning(folder.string(), " has no optimizer.safetensors: the optimizer starts without its moments");
   }
   integrity.compare();
   read_scales(s, folder, integrity);

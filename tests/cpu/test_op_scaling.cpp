@@ -89,10 +89,28 @@ TEST(OpScaling, ASlotThatDidNotRunKeepsScaleAndHistory) {
 TEST(OpScaling, WithoutRescalingOnlyTheHistoryMoves) {
   Lab lab;
   Slots slots(lab, 4, 448);
-  slots.s.rescale = false;
   slots.update(lab, bits(2));
-  EXPECT_EQ(slots.scale(), 1);
-  EXPECT_EQ(slots.history(3), 2);
+  slots.s.rescale = false;
+  slots.update(lab, bits(4));
+  EXPECT_EQ(slots.scale(), 224);
+  EXPECT_EQ(slots.history(2), 2);
+  EXPECT_EQ(slots.history(3), 4);
+}
+
+TEST(OpScaling, TheFirstMaximumSetsAScaleInAnyUpdate) {
+  for (const int64_t length : {1, 4}) {
+    Lab lab;
+    Slots slots(lab, length, 448);
+    slots.s.rescale = false;
+    slots.update(lab, 0);
+    EXPECT_EQ(slots.scale(), 1);
+    slots.update(lab, bits(INFINITY));
+    EXPECT_EQ(slots.scale(), 1);
+    slots.update(lab, bits(2));
+    EXPECT_EQ(slots.scale(), 224);
+    slots.update(lab, bits(4));
+    EXPECT_EQ(slots.scale(), 224);
+  }
 }
 
 TEST(OpScaling, PowersOfTwoRoundDown) {

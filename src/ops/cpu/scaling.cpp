@@ -19,7 +19,8 @@ void update_scales(Stream&, const ScaleState& s, Tensor state) {
     const bool bad = !(last <= kLargestFloat);
     nonfinite[i] += bad;
     found += bad;
-    const ScaleRule rule{largest[i], L, S, s.most_recent, s.te_compat, s.power_of_2, s.rescale};
+    const bool rescale = s.rescale || !used_scale(scale, history, L, S, i);
+    const ScaleRule rule{largest[i], L, S, s.most_recent, s.te_compat, s.power_of_2, rescale};
     scale[4 * i] = delayed_scale(rule, scale[4 * i], last, history + i);
     amax[i] = 0;
   }

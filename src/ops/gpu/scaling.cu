@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   const int64_t s = blockIdx.x * int64_t(32) + slot;
   const float last = s < a.S ? __uint_as_float(a.amax[s]) : 0.f;
   const bool finite = last <= kLargestFloat, roll = last != 0 && (finite || a.te_compat);
+  const bool rescale = a.rescale || (s < a.S && !used_scale(a.scale, a.history, a.L, a.S, s));  // before its row rolls
   float largest = 0;
   for (int64_t base = 0; base < a.L; base += 32) {
     const int64_t i = base + lane;
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   for (int k = 1; k < 32; ++k) largest = maxima[k][slot] > largest ? maxima[k][slot] : largest;
   if (roll) {
     float row = 0;
-    const ScaleRule rule{a.largest[s], 1, 1, a.most_recent, a.te_compat, a.power_of_2, a.rescale};
+    const ScaleRule rule{a.largest[s], 1, 1, a.most_recent, a.te_compat, a.power_of_2, rescale};
     a.scale[4 * s] = delayed_scale(rule, a.scale[4 * s], a.most_recent ? last : largest, &row);
   }
   if (!finite) {

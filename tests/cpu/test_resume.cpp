@@ -1,0 +1,90 @@
+// What a resumed run begins with, where its checkpoint lacks something or the run is another: counters, scales, links.
+#include "cpu/tiny_model.h"
+#include "data/scratch.h"
+
+namespace octet::BACKEND {
+namespace {
+namespace fs = std::filesystem;
+
+class Resume : public testing::Test {
+ protected:
+  RunConfig config(const Changes& changes = {}) const {
+    return tiny_config(with({concat("checkpoint.dir=", (folder_ / "run").string())}, changes));
+  }
+  static Changes fp8(const Changes& more) {
+    return with({"precision.param_dtype=bf16", "fp8.enabled=true", "fp8.amax_history_len=4"}, more);
+  }
+  const Threads one_{1};
+  const Scratch folder_;
+};
+
+// Also where only wgrad is in FP8, and weights have no scale.
+TEST_F(Resume, WhicheverProductsAreInFp8) {
+  for (const char* kept : {"[true,true,false]", "[true,false,false]", "[false,true,false]", "[false,false,true]"}) {
+    const RunConfig c = config(fp8({concat("fp8.override_linear_precision=", kept)}));
+    TinyTrainer whole(c), resumed(c);
+    whole.run(3);
+    load_checkpoint(resumed, whole.save());
+    expect_same(bits_of(resumed), bits_of(whole));
+    whole.run(2), resumed.run(2);
+    expect_same(bits_of(resumed), bits_of(whole));
+  }
+}
+
+// Adam's first update is of the size of the learning rate; moments that are zero after many are not divided so.
+TEST_F(Resume, WithoutMomentsTheNextUpdateIsTheFirst) {
+  const RunConfig c = config({"optimizer.weight_decay=0", "schedule.warmup_steps=0", "schedule.kind=constant"});
+  TinyTrainer t(c), other(c);
+  t.run(4);
+  const fs::path at = t.save();
+  fs::remove(at / "optimizer.safetensors");
+  load_checkpoint(other, at);
+  const Bits before = weight_bits(other.session.params);
+  other.run(1);
+  EXPECT_EQ(other.state().updates, 1u);
+  const Bits after = weight_bits(other.session.params);
+  const std::string name = "model.layers.0.mlp.up_proj.weight";
+  const size_t n = before.at(name).size() / sizeof(float);
+  size_t whole = 0;
+  for (size_t i = 0; i < n; ++i) {
+    float x, y;
+    std::memcpy(&x, &before.at(name)[i * sizeof x], sizeof x);
+    std::memcpy(&y, &after.at(name)[i * sizeof y], sizeof y);
+    whole += std::abs(std::abs(double(y) - double(x)) / c.schedule.lr - 1) < 1e-3;
+  }
+  EXPECT_GT(whole, n * 9 / 10);
+}
+
+// A slot that the checkpoint did not have begins cold, at whatever point of fp8.interval the others are.
+TEST_F(Resume, ANewSlotFitsItsScaleAtOnce) {
+  TinyTrainer old(config(fp8({"fp8.exclude=[\"*.down_proj\"]", "fp8.interval=8", "fp8.update_every=step"})));
+  old.run(2);
+  TinyTrainer t(config(fp8({"fp8.interval=8", "fp8.update_every=step"})));
+  load_checkpoint(t, old.save());
+  t.run(1);
+  const auto scales = t.session.scaling.save(t.session.stream);
+  for (size_t i = 0; i < scales.names.size(); ++i) {
+    const float newest = scales.rows[scales.rows.size() - scales.names.size() + i];
+    ASSERT_GT(newest, 0) << scales.names[i];
+    const float fitted = scales.largest[i] / newest;
+    if (has(scales.names[i], "down_proj")) { EXPECT_FLOAT_EQ(scales.scale[i], fitted) << scales.names[i]; }
+  }
+}
+
+// A checkpoint kept elsewhere, and linked to: the link may be dropped, not what it leads to.
+TEST_F(Resume, WhatALinkLeadsToIsNotHarmed) {
+  TinyTrainer t(config({"checkpoint.keep=1"}));
+  t.run(1);
+  const fs::path link = t.save(), archive = folder_ / "archive";
+  fs::rename(link, archive);
+  fs::create_directory_symlink(archive, link);
+  EXPECT_EQ(newest_checkpoint(folder_ / "run"), link);
+  t.run(1);
+  t.save();
+  EXPECT_FALSE(fs::exists(fs::symlink_status(link)));
+  TinyTrainer other(config());
+  EXPECT_EQ(load_checkpoint(other, archive).step, 1);
+}
+
+}  // namespace
+}  // namespace octet::BACKEND
