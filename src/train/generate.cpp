@@ -57,14 +57,17 @@ class Chooser {
   template <class R>
   void draw(Tensor logits) {
     if (room_ < logits.bytes()) logits_.reset(pinned_alloc(room_ = logits.bytes()));
-    const R* values = static_cast<const R*>(logits_.get());
+    R* values = static_cast<R*>(logits_.get());
     copy_to_host(generator_.session.stream, logits_.get(), logits.data, logits.bytes());
     generator_.session.stream.synchronize();
-    std::vector<float> row;
     for (size_t b = 0; b < samplers_.size(); ++b) {
-      const R* begin = values + int64_t(b) * logits.cols();
-      row.assign(begin, begin + vocabulary_);  // without padding
-      tokens()[b] = samplers_[b].next(row);
+      const std::span<R> row(values + int64_t(b) * logits.cols(), size_t(vocabulary_));  // without padding
+      if constexpr (std::is_same_v<R, float>) {
+        tokens()[b] = samplers_[b].next(row);
+      } else {
+        row_.assign(row.begin(), row.end());
+        tokens()[b] = samplers_[b].next(row_);
+      }
     }
   }
   int32_t* tokens() const { return static_cast<int32_t*>(home_.get()); }
@@ -79,6 +82,7 @@ class Chooser {
   Event arrived_;
   Pinned home_, logits_;  // tokens, and what is drawn from
   size_t room_ = 0;
+  std::vector<float> row_;
   std::vector<Sampler> samplers_;
 };
 
