@@ -71,6 +71,21 @@ TEST(PlanRun, Fp8ProductsAreThoseOfTheBlocks) {
   EXPECT_DOUBLE_EQ(two_thirds.flops(Kernel::gemm_fp8), fp8.flops(Kernel::gemm_fp8) * 2 / 3);
 }
 
+// OpenLLaMA 3B has heads of 100. A card would refuse them in its first step.
+TEST(PlanRun, HeadSizesThatNoKernelTakesAreRefusedForACard) {
+  for (const auto& [size, taken] : {std::pair{100, false}, {264, false}, {80, true}, {256, true}}) {
+    const RunConfig c = load_config(std::string(CONFIGS) + "/tiny_llama.json", {concat("model.head_dim=", size)});
+    EXPECT_NO_THROW(plan::engine().plan(c, 1, {})) << size;
+    try {
+      plan::engine().plan(c, 1, kHopper);
+      EXPECT_TRUE(taken) << size;
+    } catch (const InputError& e) {
+      EXPECT_FALSE(taken) << e.what();
+      EXPECT_NE(std::string(e.what()).find(concat("is ", size)), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(PlanRun, ShardingDividesWhatItSays) {
   const auto memory = [](int ranks, const char* stage) {
     return planned("llama_1b", {stage, "training.micro_batch_size=1"}, ranks).plan.memory;

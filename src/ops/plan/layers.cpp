@@ -69,8 +69,15 @@ double product_flops(const Attention& a) {
   const double T = double(a.T), w = a.window > 0 ? std::min(T, double(a.window)) : T;
   return 2 * double(a.B) * double(a.heads.H * a.heads.D) * (w * T - w * w / 2);
 }
+// Better now than in the first step: what no kernel of a card takes (ops/gpu/attention.cu).
+void require_kernel(const Target& t, int64_t D) {
+  if (t.cuda && (D % 8 || D > 256))
+    bad_input("model.head_dim (hidden_size / num_attention_heads, if it is not given) is ", D,
+              ": attention on a GPU takes multiples of 8 up to 256; choose other sizes, or set device=cpu");
+}
 }  // namespace
 void attention_forward(Stream& s, Tensor o, Tensor lse, Tensor qkv, const Attention& a, Tensor) {
+  require_kernel(s.target(), a.heads.D);
   count(s, Kernel::attention_forward, 2 * product_flops(a), bytes(o, lse, qkv));
 }
 void attention_backward(Stream& s, const AttentionBackward& g, const Attention& a) {
