@@ -241,8 +241,14 @@ void device_free(Device&, void* p) noexcept { cudaFree(p); }
 
 void* pinned_alloc(size_t bytes) {
   void* p = nullptr;
-  CUDA_CHECK(cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable));  // portable: ranks may be threads
-  return p;
+  const cudaError_t error =
+      cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);  // portable: ranks may be threads
+  if (error == cudaSuccess) return p;
+  (void)cudaGetLastError();
+  if (error != cudaErrorMemoryAllocation) CUDA_CHECK(error);
+  throw SystemError(concat("the machine has no room for ", gib(bytes),
+                           " GiB of page-locked memory: see what else uses its memory (free -g), and whether a "
+                           "container or job limits it"));
 }
 void pinned_free(void* p) noexcept { cudaFreeHost(p); }
 

@@ -29,7 +29,7 @@ struct DecodeAttention {
   Tensor position /*(B) i32*/;
   int64_t window = 0;
   double scale = 1;
-  bool settled = false;  // position, and what a step finds in kv, were written long ago (ops.h, GemmArgs)
+  bool settled = false;  // of a step: position, and what it finds in kv, were written long ago (ops.h, GemmArgs)
   Tensor workspace{} /*bytes: workspace.h*/;  // zero before its first use, and then left alone between calls
 };
 void attention_decode(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, const DecodeAttention&);

@@ -268,6 +268,22 @@ TEST_F(GpuAttention, SlicesOfCudnnCoverTheBatch) {
   expect_near(gpu.run(a, DType::bf16, qkv, d_o), own.run(a, DType::bf16, qkv, d_o), a, DType::bf16);
 }
 
+// The statistics of these slices do not begin at 16 bytes, as cuDNN is told that they do.
+TEST_F(GpuAttention, SlicesOfAnOddLengthCoverTheBatchToo) {
+  Gpu own(false), gpu(true);
+  const Attention a = shape({.H = 3, .G = 3, .D = 64}, 1, 16385);
+  ASSERT_EQ(attention_slice(a).G, 1);
+  const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
+  const Doubles d_o = inputs(size_t(a.B * a.T * a.heads.H * a.heads.D), 2, DType::bf16);
+  expect_near(gpu.run(a, DType::bf16, qkv, d_o), own.run(a, DType::bf16, qkv, d_o), a, DType::bf16);
+}
+
+TEST_F(GpuAttention, ManySequencesAndManyHeadsOfOneKey) {
+  Gpu gpu(false);
+  const std::vector<Attention> some{shape({.H = 16, .G = 16, .D = 8}, 4096, 4), shape({.H = 64, .G = 1, .D = 8}, 1, 1)};
+  for (const DType t : {DType::bf16, DType::f32}) check(gpu, some, t);
+}
+
 TEST_F(GpuAttention, HeadSizesThatNobodyHasAreRefused) {
   Gpu gpu(false);
   EXPECT_THROW(gpu.run(shape({.H = 1, .G = 1, .D = 20}, 1, 8), DType::bf16, Doubles(8 * 60), Doubles(8 * 20)), Error);

@@ -44,6 +44,18 @@ TEST_F(GpuDevice, MoreMemoryThanThereIsIsRefusedWithSizes) {
   s.synchronize();  // the refusal left no error behind
 }
 
+TEST_F(GpuDevice, MorePageLockedMemoryThanThereIsIsRefusedToo) {
+  Device d({});
+  try {
+    pinned_alloc(size_t{1} << 50);
+    FAIL() << "a PiB";
+  } catch (const SystemError& e) {
+    EXPECT_NE(std::string(e.what()).find("page-locked"), std::string::npos) << e.what();
+  }
+  Stream s(d);
+  s.synchronize();
+}
+
 TEST_F(GpuDevice, UsedBytesGrowByAnAllocation) {
   Device d({});
   Stream s(d);

@@ -12,7 +12,9 @@ void check_shapes(const Attention& a, Tensor qkv, Tensor o, Tensor lse) {
   CHECK(a.B > 0 && a.T > 0 && h.G > 0 && h.H % h.G == 0, "B ", a.B, ", T ", a.T, ", H ", h.H, ", G ", h.G);
   CHECK(h.D % 8 == 0 && h.D > 0 && h.D <= 256, "attention takes head sizes that are a multiple of 8 up to 256, not ",
         h.D);
-  CHECK(a.T < int64_t{1} << 30 && a.B * h.H < int64_t{1} << 16 && a.window >= 0 && a.scale > 0);
+  CHECK(a.window >= 0 && a.scale > 0, "window ", a.window, ", scale ", a.scale);
+  CHECK(a.T < int64_t{1} << 30 && a.B * h.H * ((a.T + 31) / 32) < int64_t{1} << 30, "B ", a.B, ", H ", h.H, ", T ", a.T,
+        ": tiles are counted in 32 bits");
   CHECK(qkv.numel() == a.B * a.T * h.width(), "qkv is ", qkv.shape, ", its rows should have ", h.width(), " elements");
   CHECK(o.numel() == a.B * a.T * h.H * h.D && lse.numel() == a.B * h.H * a.T, "o ", o.shape, ", lse ", lse.shape);
 }

@@ -184,6 +184,7 @@ Params params(const Attention& a) {
 }
 void launch(void (*kernel)(Params), Stream& s, const Attention& a, int64_t heads, int tiles, const Params& p) {
   const int bytes = int(sizeof(float)) * kTile * (tiles * (p.D + 1) + kTile + 1);
+  CHECK(heads < 65536 && a.B < 65536, heads, " heads of ", a.B, " sequences: a grid has less than 65536 of either");
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<dim3(unsigned((a.T + kTile - 1) / kTile), unsigned(heads), unsigned(a.B)), kThreads, size_t(bytes),
            raw(s)>>>(p);

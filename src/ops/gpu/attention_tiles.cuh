@@ -49,7 +49,7 @@ struct Schedule {
 inline Schedule schedule(int64_t T, int rows, int64_t heads, int64_t bytes_per_head, bool longest_last) {
   constexpr int64_t kCached = 24 << 20, kFewBlocks = 2048;  // half the L2 cache of an H100; eight waves there
   const int64_t tiles = (T + rows - 1) / rows;
-  const int64_t section = std::clamp<int64_t>(kCached / bytes_per_head, 1, heads);
+  const int64_t section = std::clamp<int64_t>(kCached / std::max<int64_t>(bytes_per_head, 1), 1, heads);
   return {int(tiles), int(heads), int(tiles * heads < kFewBlocks ? heads : section), longest_last};
 }
 

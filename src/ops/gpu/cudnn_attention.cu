@@ -205,7 +205,10 @@ void backward_slice(Stream& s, const Case& c, const AttentionBackward& t, const 
 
 bool cudnn_attention_available(Device& d, const Attention& a) {
   if (!attention_by_cudnn(d.target(), a, DType::bf16)) return false;
-  return plans(d).has(whole(a, Pass::forward), backward_case(d, a));
+  const Case backward = backward_case(d, a);
+  const bool slices = backward.B < a.B || backward.G < a.heads.G;
+  if (slices && backward.H * a.T % 4) return false;  // their lse and delta would not begin at multiples of 16 bytes
+  return plans(d).has(whole(a, Pass::forward), backward);
 }
 
 void cudnn_attention_forward(Stream& s, const AttentionForward& t, const Attention& a) {
