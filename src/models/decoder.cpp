@@ -63,6 +63,7 @@ void Decoder::materialise(Stream& s, Arena& memory) {
 
 void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFactor factor) {
   CHECK(c.pass == Pass::train, "train() is the training pass");
+  c.rounded_angles = size_of(options_.buffers) < size_of(DType::f32);
   const int64_t N = batch.tokens.numel();
   c.saved.reset();
   c.scratch.reset();

@@ -26,7 +26,9 @@ class SelfAttention {
   void open(Context&);
   void attend(Context&);
   void attend_to_cache(Context&);
-  Rope rope(const Context& c) const { return {.table = table_, .heads = config_.heads, .T = c.T}; }
+  Rope rope(const Context& c) const {
+    return {.table = table_, .heads = config_.heads, .T = c.T, .rounded = c.rounded_angles};
+  }
   Attention shape(const Context& c) const {
     return {.heads = config_.heads, .B = c.B, .T = c.T, .window = config_.window, .scale = config_.scale};
   }

@@ -52,6 +52,7 @@ struct Context {
   ParameterStore::Batch batch = ParameterStore::Batch::last;
   Routers routers{};
   const KvCache* cache = nullptr;  // of an evaluation that reads a prompt or goes on with it
+  bool rounded_angles = false;     // precision.buffer_dtype: ops.h, Rope
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }

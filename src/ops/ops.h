@@ -60,7 +60,8 @@ struct Rope {
   Tensor table;
   Heads heads;
   int64_t T = 1, first = 0;
-  Tensor start{};  // (N/T) i32, or none
+  Tensor start{};        // (N/T) i32, or none
+  bool rounded = false;  // the table is not good to fp32: its row p + 1 is not row p turned on by row 1
 };
 void rope_forward(Stream&, Tensor qkv /*(N,width) +=*/, const Rope&);
 // The transpose of that rotation; d_out.plain may be d_in itself. v is copied through.
@@ -123,10 +124,12 @@ void column_sum(Stream&, Tensor total /*(C) +=*/, Tensor x /*(N,C)*/, Tensor par
 void sum_of_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*any*/, Tensor partial /*(P) f64*/);
 
 // ---- formats and copies
-void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);    // y = x: the second kernel, where a producer cannot
-void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);    // of FP8 codes
-void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);  // FP8: {all, at +-largest value, zeros, 0}
-void convert(Stream&, Tensor y, Tensor x);                          // y = x in another dtype
+void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x: the second kernel, where a producer cannot
+void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);  // of FP8 codes
+// of FP8 codes: {all, at +-largest value, zeros, 0}; of more than kMostCounted the first, as counts have 32 bits
+inline constexpr int64_t kMostCounted = int64_t{1} << 30;
+void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);
+void convert(Stream&, Tensor y, Tensor x);        // y = x in another dtype
 void add(Stream&, Tensor y, Tensor a, Tensor b);  // y = a + b; y may be a or b; b may be of another dtype
 void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint64_t stream, int64_t first);
 // y[i] = mean + std * normal(seed, stream, first + i): base/rng.h; std == 0 draws nothing

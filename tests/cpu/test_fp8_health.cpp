@@ -1,6 +1,8 @@
 // Health of FP8: what saturates and what becomes zero is counted exactly and changes no bit of a run; ranks add up; a
 // planted spike raises the alarm, names the tensor, and takes its layer out of FP8 for the rest of the run, resumes
 // included.
+#include <sys/mman.h>
+
 #include <fstream>
 
 #include "base/files.h"
@@ -34,6 +36,18 @@ TEST(Fp8Health, CodesAreCountedExactly) {
       EXPECT_EQ(values(counts), (std::vector<double>{7. + double(n), 1. + largest, 2. + zeros, 3}));
     }
   }
+}
+
+// 32 bits count no 2^32 codes, as 131072 tokens have them that are 57344 wide.
+TEST(Fp8Health, OfVeryManyCodesTheFirstAreCounted) {
+  Lab lab;
+  constexpr int64_t n = (int64_t{1} << 32) + 8;
+  void* zeros = mmap(nullptr, size_t(n), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(zeros, MAP_FAILED);
+  const Tensor counts = lab.of<uint32_t>({0, 0, 0, 0});
+  count_codes(lab.stream(), counts, {zeros, DType::e4m3, {n}});
+  munmap(zeros, size_t(n));
+  EXPECT_EQ(values(counts), (std::vector<double>{kMostCounted, 0, kMostCounted, 0}));
 }
 
 CastHealth health_of(Layer& layer, const std::string& name) {
@@ -242,6 +256,7 @@ TEST(Fp8Health, APlantedSpikeRaisesTheAlarmAndTheFallback) {
     std::fstream(model, std::ios::in | std::ios::out | std::ios::binary)
         .seekp(std::streamoff(offset))
         .write(reinterpret_cast<const char*>(norm.data()), std::streamsize(norm.size() * sizeof(float)));
+    std::filesystem::remove(model.parent_path() / "checksums.json");  // it is changed on purpose
 
     const auto [result, said] = run({"training.steps=8"});
     EXPECT_EQ(result.step, 8);

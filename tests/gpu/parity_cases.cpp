@@ -114,7 +114,7 @@ void run_embedding_backward(Runner& r) {
   embedding_backward(r.stream, dw, dy, ids, sorted);
 }
 
-// ---- rotary embedding. c: which heads; kB: each sequence has a first position of its own
+// ---- rotary embedding. c: which heads; kB: each sequence has a first position of its own; kC: a table of bf16 numbers
 struct Turn {
   Tensor x;
   Rope rope;
@@ -134,10 +134,10 @@ Turn turn_of(Runner& r) {
       const double angle = double(t) * std::pow(10000.0, -double(i) / double(half));
       table.push_back(std::cos(angle)), table.push_back(std::sin(angle));
     }
-  for (double& v : table) v = rounded(DType::f32, v);
+  for (double& v : table) v = rounded(r.has(kC) ? DType::bf16 : DType::f32, v);
   const Tensor x = r.input({r.k.n, h.width()});
   const Tensor angles = r.place(r.wide(), {positions, half, 2}, stored(r.wide(), table).data(), Start::aligned);
-  return {x, {angles, h, T, first, r.has(kB) ? r.ints(start) : Tensor{}}};
+  return {x, {angles, h, T, first, r.has(kB) ? r.ints(start) : Tensor{}, r.has(kC)}};
 }
 void run_rope_forward(Runner& r) {
   const Turn t = turn_of(r);

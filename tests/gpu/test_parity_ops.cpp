@@ -217,7 +217,7 @@ TEST_F(Parity, Rope) {
     for (int64_t heads = 0; heads < 10; ++heads) shapes.push_back({n, heads, 0});
   check_all("rope_forward", shapes, {0, kB});
   std::vector<int> variants = kForms;
-  for (int more : {kA | kUnmeasured, kA | kQ | kQt, kA | kQt | kE5m2, kB | kPlain, kA | kB | kQ | kQt})
+  for (int more : {kA | kUnmeasured, kA | kQ | kQt, kA | kQt | kE5m2, kB | kPlain, kA | kB | kQ | kQt, kC | kPlain})
     variants.push_back(more);
   check_all("rope_backward", shapes, variants);
 }

@@ -40,10 +40,10 @@ void count_codes(Stream& s, Tensor counts, Tensor q) {
   CHECK(is_fp8(q.dtype) && counts.numel() == 4, name_of(q.dtype), ", counts ", counts.shape);
   if (q.numel() == 0) return;
   const uint32_t top = q.dtype == DType::e4m3 ? e4m3(e4m3::largest()).bits : e5m2(e5m2::largest()).bits;
-  const int64_t blocks = std::min<int64_t>(blocks_for(q.numel(), 256 * 16), 4 * s.target().multiprocessors);
-  const int64_t packs = aligned({q.data}) ? q.numel() / 16 : 0;
-  count_kernel<<<unsigned(blocks), 256, 0, raw(s)>>>(counts.ptr<uint32_t>(), static_cast<const uint8_t*>(q.data),
-                                                     q.numel(), packs, top * 0x01010101u);
+  const int64_t n = std::min(q.numel(), kMostCounted), packs = aligned({q.data}) ? n / 16 : 0;
+  const int64_t blocks = std::min<int64_t>(blocks_for(n, 256 * 16), 4 * s.target().multiprocessors);
+  count_kernel<<<unsigned(blocks), 256, 0, raw(s)>>>(counts.ptr<uint32_t>(), static_cast<const uint8_t*>(q.data), n,
+                                                     packs, top * 0x01010101u);
   CUDA_CHECK(cudaGetLastError());
 }
 

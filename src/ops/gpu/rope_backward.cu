@@ -49,9 +49,10 @@ struct RopeBackward {
   }
 };
 
-// The same where the 8 rows of a thread are neighbours in a sequence (T % 8 == 0): the first one's angles come from the
-// table, each next is turned on by the angles of position 1. Loading all of them is what held the kernel: they are
-// twice the bytes of the gradients. After seven turns an angle is some 4e-7 off, which bf16 gradients do not see.
+// The same where the 8 rows of a thread are neighbours in a sequence (T % 8 == 0) and the table is good: the first
+// one's angles come from the table, each next is turned on by the angles of position 1. Loading all of them is what
+// held the kernel: they are twice the bytes of the gradients. After seven turns an angle is some 4e-7 off, which bf16
+// gradients do not see.
 struct RopeBackwardOn : RopeBackward<bf16> {
   struct Carry {
     float4 now[4], step[4];  // (cos, sin) of 8 angles
@@ -92,7 +93,7 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
     const Sink<T> out(d_out, d_in.rows(), d_in.cols());
     const bool fast = l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data});
     if constexpr (std::is_same_v<T, bf16>)
-      if (fast && rope.T % 8 == 0) return produce(s, RopeBackwardOn{f}, out, fast);
+      if (fast && rope.T % 8 == 0 && !rope.rounded) return produce(s, RopeBackwardOn{f}, out, fast);
     produce(s, f, out, fast);
   });
 }
