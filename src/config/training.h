@@ -51,7 +51,7 @@ struct OptimizerConfig : Section {
   Choice<OptimizerKind> kind{this, "name", OptimizerKind::adamw, "update rule", {{"adamw", OptimizerKind::adamw}}};
   Option<double> beta1{this, "beta1", 0.9, "decay of the first moment", from_below(0, 1)};
   Option<double> beta2{this, "beta2", 0.95, "decay of the second moment", from_below(0, 1)};
-  Option<double> eps{this, "eps", 1e-8, "added to the root of the second moment", more_than(0)};
+  Option<double> eps{this, "eps", 1e-8, "added to the root of the second moment", at_least(1e-30)};
   Option<double> weight_decay{this, "weight_decay", 0.1, "decoupled decay of matrices, times the learning rate",
                               at_least(0)};
   Option<double> clip{this, "clip", 1.0, "largest global gradient norm (0: no clipping)", at_least(0)};

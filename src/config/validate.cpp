@@ -131,6 +131,34 @@ class Check {
 
 void validate(const RunConfig& config, int64_t ranks) { Check(config, ranks).all(); }
 
+std::vector<std::string> unused_options(const RunConfig& c) {
+  std::vector<std::string> lines;
+  const auto unused = [&](bool is, const char* path, const OptionBase& option, const auto&... why) {
+    if (is) lines.push_back(concat(path, option.name(), " (", option.text(), ") is not used: ", why...));
+  };
+  const TrainingConfig& t = c.training;
+  const ScheduleConfig& s = c.schedule;
+  unused(t.steps > 0 && t.tokens > 0 && t.steps != (t.tokens - 1) / tokens_per_step(c) + 1, "training.", t.tokens,
+         "training.steps (", t.steps, ") goes before it");
+  unused(s.warmup_steps > 0 && s.warmup_tokens > 0, "schedule.", s.warmup_tokens, "schedule.warmup_steps (",
+         s.warmup_steps, ") goes before it");
+  unused(s.decay_steps > 0 && s.kind != ScheduleKind::wsd, "schedule.", s.decay_steps, "schedule.kind is ", s.kind);
+  unused(s.min_lr != s.lr / 10 && s.kind == ScheduleKind::constant, "schedule.", s.min_lr, "schedule.kind is ", s.kind);
+  unused(t.eval_every > 0 && t.eval_sequences == 0, "training.", t.eval_every, "training.eval_sequences is 0");
+  unused(t.eval_every > 0 && t.eval_sequences > 0 && c.data.validation->empty() && c.data.validation_fraction == 0,
+         "training.", t.eval_every,
+         "there is nothing to evaluate on; give data.validation or data.validation_fraction");
+  unused(c.data.validation_fraction > 0 && !c.data.validation->empty(), "data.", c.data.validation_fraction,
+         "data.validation goes before it");
+  unused(*c.precision.loss_scale != *PrecisionConfig().loss_scale && loss_scaling(c.precision) == LossScaling::none,
+         "precision.", c.precision.loss_scale, "precision.loss_scaling is ", c.precision.loss_scaling,
+         ", and precision.param_dtype ", c.precision.param_dtype);
+  unused(c.parallel.shard_degree > 0 && c.parallel.zero_stage == 0, "parallel.", c.parallel.shard_degree,
+         "parallel.zero_stage is 0");
+  unused(c.fp8.fallback && !c.fp8.enabled, "fp8.", c.fp8.fallback, "fp8.enabled is false");
+  return lines;
+}
+
 void require_training(const RunConfig& config) {
   if (config.data.train->empty())
     bad_input(config.where, ": data.train is missing; give the token files that `octet tokenize` made");

@@ -44,15 +44,15 @@ ExpertDispatch::ExpertDispatch(const ExpertRanks& ranks, int64_t experts, int64_
 }
 
 // A rank's share of all rows is that of its own tokens, and half of the padding (kExpertRows) of each expert and
-// sender.
+// sender. More than all rows of all ranks never come.
 int64_t ExpertDispatch::buffer_rows(int64_t N) const {
   const double mean = double(N * K_) + double(E_) * kExpertRows / 2;
-  return padded_rows(int64_t(std::ceil(ranks_.buffer * mean)));
+  return padded_rows(int64_t(std::ceil(std::min(ranks_.buffer * mean, double(all_rows(N))))));
 }
 
-int64_t ExpertDispatch::most_rounds(int64_t N) const {  // all rows of all ranks for this one
-  return (ranks_.group->size() * expert_rows(N, E_, K_) - 1) / buffer_rows(N) + 1;
-}
+int64_t ExpertDispatch::all_rows(int64_t N) const { return ranks_.group->size() * expert_rows(N, E_, K_); }
+
+int64_t ExpertDispatch::most_rounds(int64_t N) const { return (all_rows(N) - 1) / buffer_rows(N) + 1; }
 
 void ExpertDispatch::start(Context& c, Tensor offset, int64_t N) {
   N_ = N;

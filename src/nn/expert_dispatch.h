@@ -32,6 +32,7 @@ class ExpertDispatch {
   int64_t buffer_rows(int64_t N) const;
 
  private:
+  int64_t all_rows(int64_t N) const;  // of all ranks, if this one held every expert that is chosen
   int64_t most_rounds(int64_t N) const;
   ExpertBuffer buffer(size_t round) const;
   void receive(Context&, size_t round, Tensor rows, Tensor from);

@@ -100,8 +100,8 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
   write_file(folder / "config.json", model.dump(2) + "\n");
   if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
   const std::string tokenizer = s.config.data.tokenizer;
-  if (!tokenizer.empty() && fs::exists(tokenizer))
-    fs::copy_file(tokenizer, folder / "tokenizer.model", fs::copy_options::overwrite_existing);
+  std::error_code none;
+  if (fs::is_regular_file(tokenizer, none)) write_file(folder / "tokenizer.model", read_file(tokenizer));
 }
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
@@ -91,14 +92,33 @@ Data open_data(const RunConfig& c) {
   return data;
 }
 
+// What a save would fail on, hours later, is told now.
+void check_tokenizer(const RunConfig& c) {
+  const std::string file = c.data.tokenizer;
+  std::error_code none;
+  if (file.empty()) return;
+  if (std::filesystem::exists(file, none)) MappedFile readable(file);
+  else log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
+}
+
+void warn_of_others(const RunConfig& c, const std::string& dir) {
+  const std::vector<std::filesystem::path> there = complete_checkpoints(dir);
+  const std::string how = c.checkpoint.resume;
+  if (how == "auto" || there.empty()) return;
+  const int64_t last = checkpoint_step(there.back());
+  const std::filesystem::path from = how, folder = from.has_filename() ? from : from.parent_path();
+  std::error_code none;
+  if (how == "none" || (std::filesystem::exists(folder, none) && checkpoint_step(folder) < last))
+    log_warning(dir, " holds checkpoints of another run up to step ", last,
+                ": a later --resume auto continues that one; give this run a checkpoint.dir of its own");
+}
+
 std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, Host& host) {
   const std::string dir = c.checkpoint.dir;
   if (dir.empty() || host.rank() != 0) return nullptr;
+  check_tokenizer(c);
   auto folder = std::make_unique<RunFolder>(dir);
-  const std::vector<std::filesystem::path> there = complete_checkpoints(dir);
-  if (*c.checkpoint.resume == "none" && !there.empty())
-    log_warning(dir, " holds checkpoints of another run up to step ", checkpoint_step(there.back()),
-                ": a later --resume auto continues that one; give this run a checkpoint.dir of its own");
+  warn_of_others(c, dir);
   return folder;
 }
 
@@ -115,6 +135,8 @@ class Run {
         from_(resume_from()),
         samples_(samples_of(data_.train)),
         watchdog_(host, config.parallel.watchdog_seconds) {
+    for (const std::string& line : host_.rank() == 0 ? unused_options(config_) : std::vector<std::string>{})
+      log_warning(line);
     if (from_) fallbacks_ = fallbacks_of(*from_);
     build();
     metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);

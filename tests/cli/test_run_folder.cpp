@@ -99,6 +99,18 @@ TEST(RunFolder, KeepDropsNothingThatWasJustSaved) {
   EXPECT_EQ(names_in(tiny.path("run")), (std::vector<std::string>{".lock", "step-00000006", "step-00000010"}));
 }
 
+TEST(RunFolder, GoingOnFromAnEarlierCheckpointWarnsOfTheLaterOnes) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  const std::string older = tiny.path("run/step-00000005"), newest = tiny.path("run/step-00000010");
+  Ran r = tiny.train({"--resume", older + "/", "training.stop_after=1"});
+  expect_done(r, {"resumed from " + older});
+  EXPECT_TRUE(has(r.err, "another run up to step 10")) << r;
+  r = tiny.train({"--resume", newest});
+  expect_done(r, {"resumed from " + newest});
+  EXPECT_FALSE(has(r.err, "another run")) << r;
+}
+
 TEST(RunFolder, ALogThatCannotBeWrittenIsToldBeforeTheFirstStep) {
   const TinyRun tiny;
   for (const std::string& bad : {tiny.path(""), tiny.path("train.tokens/log.jsonl")}) {

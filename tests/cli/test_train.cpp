@@ -95,6 +95,21 @@ TEST(Train, AnotherTokenizerIsRefused) {
   expect_refused(tiny.train({"training.steps=12", "data.train=" + tiny.path("other.tokens")}), {"another tokenizer"});
 }
 
+TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
+  const TinyRun tiny;
+  const Ran folder = tiny.train({"data.tokenizer=" + tiny.path("")});
+  expect_refused(folder, {tiny.path(""), "not a regular file"});
+  EXPECT_FALSE(has(folder.out, "step 1/")) << folder;
+  const Ran none = tiny.train({"data.tokenizer=" + tiny.path("none.model"), "training.eval_every=5"});
+  expect_done(none, {"step 10/10"});
+  EXPECT_TRUE(has(none.err, "none.model") && has(none.err, "training.eval_every (5) is not used")) << none;
+  EXPECT_FALSE(std::filesystem::exists(tiny.path("run/step-00000010/tokenizer.model")));
+}
+
+TEST(Train, AdamsEpsilonIsANumberInFp32) {
+  expect_refused(TinyRun().train({"optimizer.eps=1e-50"}), {"optimizer.eps", "1e-50", "at least"});
+}
+
 TEST(Bench, ReportsOneLineOfJson) {
   const Ran r =
       octet_says({"bench", CONFIGS "/tiny_llama.json", "training.global_batch_size=2", "training.micro_batch_size=1",

@@ -219,5 +219,37 @@ TEST(Config, ARunNeedsDataAndALength) {
   EXPECT_EQ(refusal([] { require_training(tiny({"data.train=a"})); }), "");
 }
 
+TEST(Config, WhatIsNotUsedIsSaid) {
+  const auto expect = [](const std::vector<std::string>& overrides, const std::string& line) {
+    const std::vector<std::string> said = unused_options(tiny(overrides));
+    EXPECT_EQ(said, line.empty() ? std::vector<std::string>{} : std::vector{line}) << overrides[0];
+    const RunConfig again = parse_config(resolved(tiny(overrides)).dump(), "again");  // where every option is given
+    EXPECT_EQ(unused_options(again), said) << overrides[0];
+  };
+  expect({"training.tokens=100000000"}, "training.tokens (100000000) is not used: training.steps (100) goes before it");
+  expect({"training.tokens=100000000", "training.steps=0"}, "");
+  expect({"training.tokens=819200"}, "");  // the same: 32 sequences of 256 tokens a step
+  expect({"schedule.warmup_tokens=9000", "schedule.warmup_steps=2"},
+         "schedule.warmup_tokens (9000) is not used: schedule.warmup_steps (2) goes before it");
+  expect({"schedule.decay_steps=3"}, "schedule.decay_steps (3) is not used: schedule.kind is cosine");
+  expect({"schedule.decay_steps=3", "schedule.kind=wsd"}, "");
+  expect({"schedule.min_lr=0", "schedule.kind=constant"}, "schedule.min_lr (0) is not used: schedule.kind is constant");
+  expect({"schedule.lr=0.7", "schedule.kind=constant"}, "");
+  expect({"training.eval_every=5"},
+         "training.eval_every (5) is not used: there is nothing to evaluate on; give data.validation or "
+         "data.validation_fraction");
+  expect({"training.eval_every=5", "training.eval_sequences=0"},
+         "training.eval_every (5) is not used: training.eval_sequences is 0");
+  expect({"training.eval_every=5", "data.validation_fraction=0.1"}, "");
+  expect({"data.validation_fraction=0.1", "data.validation=a"},
+         "data.validation_fraction (0.1) is not used: data.validation goes before it");
+  expect({"precision.loss_scale=8"},
+         "precision.loss_scale (8) is not used: precision.loss_scaling is auto, and precision.param_dtype bf16");
+  expect({"precision.loss_scale=8", "precision.loss_scaling=static"}, "");
+  expect({"parallel.shard_degree=2", "parallel.zero_stage=0"},
+         "parallel.shard_degree (2) is not used: parallel.zero_stage is 0");
+  expect({"fp8.fallback=true"}, "fp8.fallback (true) is not used: fp8.enabled is false");
+}
+
 }  // namespace
 }  // namespace octet
