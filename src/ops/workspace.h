@@ -54,8 +54,13 @@ inline AttentionParts attention_backward_parts(const Target& t, const Attention&
   parts.own = kCudnnSlack + aligned(heads_bytes) + aligned(slice.score_bytes);
   return parts;
 }
+// Our forward kernel for Hopper counts the tiles that its blocks have taken.
+inline bool attention_forward_on_hopper(const Target& t, const Attention& a, DType plain) {
+  return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
+}
 inline int64_t attention_forward_workspace(const Target& t, const Attention& a, DType plain) {
-  return attention_by_cudnn(t, a, plain) ? kCudnnSlack : 0;
+  if (attention_by_cudnn(t, a, plain)) return kCudnnSlack;
+  return attention_forward_on_hopper(t, a, plain) ? int64_t{sizeof(int32_t)} : 0;
 }
 inline int64_t attention_backward_workspace(const Target& t, const Attention& a, DType plain) {
   return attention_backward_parts(t, a, plain).total();

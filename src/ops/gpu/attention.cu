@@ -30,7 +30,8 @@ bool through_cudnn(Stream& s, const Attention& a, DType t) {
 }  // namespace
 
 void native_attention_forward(Stream& s, const AttentionForward& t, const Attention& a) {
-  if (t.qkv.dtype == DType::bf16) attention_forward_bf16(s, t, a);
+  if (attention_forward_on_hopper(s.target(), a, t.qkv.dtype)) attention_forward_hopper(s, t, a);
+  else if (t.qkv.dtype == DType::bf16) attention_forward_bf16(s, t, a);
   else attention_forward_f32(s, t, a);
 }
 

@@ -15,6 +15,9 @@ __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
 __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {  // one arrival, and what copies will bring
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ inline void barrier_arrive(uint32_t barrier, uint32_t block) {  // at that block's of the cluster
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -89,6 +92,10 @@ __device__ inline void store_shared(uint32_t to, float4 v) {
 __device__ inline void warpgroup_sync(int warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
 }
+
+// What is the same in all lanes of a warp, so that the compiler knows it, too: descriptors made of it stay in uniform
+// registers, where otherwise moves would come between products.
+__device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 template <int kCount>
 __device__ inline void take_registers() {

@@ -39,6 +39,9 @@ __device__ inline uint64_t descriptor(uint32_t address, bool turned, int block_b
 // What a step of 16 along the contracted axis adds to a descriptor of bf16; a line that is not turned has four.
 template <bool kTurned>
 constexpr uint64_t kStepOf16 = (kTurned ? 2048 : 32) >> 4;
+__device__ inline uint64_t advanced(uint64_t descriptor, int by) {  // only the low word holds the address
+  return (descriptor & ~uint64_t{0xffffffff}) | uint32_t(uint32_t(descriptor) + uint32_t(by));
+}
 __device__ inline uint64_t zero_descriptor(uint32_t address) {  // 1 KiB of zeros as every group of eight lines
   return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
 }

@@ -1,0 +1,127 @@
+#pragma once
+// What the blocks of attention_forward_hopper.cu share: shapes of tiles, the order of work, and how keys, values and
+// rows of q come to shared memory.
+#include "ops/gpu/attention_tiles.cuh"
+#include "ops/gpu/hopper.cuh"
+#include "ops/gpu/wgmma.cuh"
+
+namespace octet::BACKEND::hopper {
+
+constexpr int kStrip = 64;  // query rows of a warpgroup
+
+// kGroups: warpgroups that compute; kBefore: quarters of a tile's exponentials that come before the wait for p v.
+template <int kD_, int kGroups_, int kKeys_, int kStages_, int kBefore_>
+struct ForwardForm {
+  static constexpr int kD = kD_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kBefore = kBefore_;
+  static constexpr int kThreads = 128 * (kGroups + 1), kRows = kStrip * kGroups;
+  static constexpr int kStripBytes = kStrip * kD * 2, kKeyBytes = kKeys * kD * 2;
+  static constexpr int kKeyBlock = kKeys * 128;  // 64 columns of a tile of keys
+  static constexpr int kComputing = kGroups == 2 ? 232 : 160, kLoading = kGroups == 2 ? 40 : 32;  // registers
+  // Shared memory: q and o of each strip, stages of keys and of values, their barriers, the row tile of each strip
+  static constexpr int kO = kGroups * kStripBytes, kK = 2 * kO, kV = kK + kStages * kKeyBytes;
+  static constexpr int kQFull = kV + kStages * kKeyBytes, kQEmpty = kQFull + kGroups * 8;
+  static constexpr int kKFull = kQEmpty + kGroups * 8, kVFull = kKFull + kStages * 16, kTile = kVFull + kStages * 16;
+  static constexpr int kSharedBytes = kTile + kGroups * 4 + 1024;  // 1024: for alignment
+  // A strip lies within one tile of keys: that holds the diagonal of all its rows, so that each row sees a key there.
+  static_assert(kKeys % kStrip == 0 && kD % 64 == 0 && kSharedBytes <= 232448);
+};
+
+struct ForwardParams {
+  CUtensorMap q, keys;  // of qkv (width, T, B), in blocks of 64 columns: kStrip rows, kKeys rows
+  CUtensorMap o;        // (H*D, T, B), kStrip rows
+  float* lse;           // (B, H, T)
+  int* taken;           // row tiles after the first of each block; null if there are none
+  Schedule schedule;
+  Mask mask;
+  int H, group, T;
+  int q_step, kv_step, k0, v0;  // columns of qkv
+  float scale;                  // of base-2 scores
+};
+
+struct RowTile {
+  int b, h, row0, first, last;  // tiles of keys
+};
+template <class F>
+__device__ inline bool find(const ForwardParams& p, int at, RowTile& t) {
+  if (at >= p.schedule.tiles * p.schedule.heads) return false;
+  int tile, head;
+  p.schedule.pick(at, &tile, &head);
+  t.b = head / p.H, t.h = head % p.H, t.row0 = tile * F::kRows;
+  t.last = (min(t.row0 + F::kRows, p.T) - 1) / F::kKeys, t.first = max(0, t.row0 - p.mask.window + 1) / F::kKeys;
+  return true;
+}
+
+template <class F, int kTiles, int kFull>
+struct KeyRing {  // of stages of keys, or of values
+  uint32_t shared;
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ explicit KeyRing(uint32_t s) : shared(s) {}
+  __device__ uint32_t tile() const { return shared + kTiles + stage * F::kKeyBytes; }
+  __device__ uint32_t full() const { return shared + kFull + stage * 16; }
+  __device__ uint32_t empty() const { return full() + 8; }
+  __device__ void step() {
+    if (++stage == F::kStages) stage = 0, parity ^= 1;
+  }
+  __device__ void load(const ForwardParams& p, int column, int tile_of_keys, int b) {  // by one thread
+    barrier_wait(empty(), parity ^ 1);
+    barrier_expect(full(), F::kKeyBytes);
+#pragma unroll
+    for (int c = 0; c < F::kD / 64; ++c)
+      load_block(tile() + c * F::kKeyBlock, p.keys, column + c * 64, tile_of_keys * F::kKeys, b, full());
+    step();
+  }
+  __device__ void wait() const { barrier_wait(full(), parity); }  // by those who compute
+  __device__ uint32_t next() {                                    // what to release() when the tile has been read
+    const uint32_t read = empty();
+    step();
+    stage = uniform(stage), parity = uniform(int(parity));
+    return read;
+  }
+};
+__device__ inline void release(uint32_t barrier) {  // a warp's part
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+template <class F>
+using Keys = KeyRing<F, F::kK, F::kKFull>;
+template <class F>
+using Values = KeyRing<F, F::kV, F::kVFull>;
+
+// Which row tile comes next is handed to the warpgroups together with their rows of q; at the end, without.
+template <class F>
+__device__ inline void load_q(const ForwardParams& p, uint32_t shared, int at, const RowTile* t, uint32_t parity) {
+  for (int g = 0; g < F::kGroups; ++g) {
+    const uint32_t full = shared + F::kQFull + g * 8, to = shared + g * F::kStripBytes;
+    barrier_wait(shared + F::kQEmpty + g * 8, parity);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared + F::kTile + g * 4), "r"(at) : "memory");
+    barrier_expect(full, t ? F::kStripBytes : 0);
+    if (!t) continue;
+#pragma unroll
+    for (int c = 0; c < F::kD / 64; ++c)
+      load_block(to + c * kBlockBytes, p.q, t->h * p.q_step + c * 64, t->row0 + g * kStrip, t->b, full);
+  }
+}
+
+// Longest row tiles first; a block takes its next one early, when it begins to load another.
+template <class F>
+__device__ inline void produce(const ForwardParams& p, uint32_t shared) {
+  Keys<F> k(shared);
+  Values<F> v(shared);
+  uint32_t parity = 1;
+  int at = int(blockIdx.x);
+  for (RowTile t; find<F>(p, at, t); parity ^= 1) {
+    const int next = int(gridDim.x) + (p.taken ? atomicAdd(p.taken, 1) : 0);
+    const int column = p.k0 + t.h / p.group * p.kv_step, to_values = p.v0 - p.k0;
+    k.load(p, column, t.last, t.b);
+    load_q<F>(p, shared, at, &t, parity);
+    for (int n = t.last; n > t.first; --n) {
+      k.load(p, column, n - 1, t.b);
+      v.load(p, column + to_values, n, t.b);
+    }
+    v.load(p, column + to_values, t.first, t.b);
+    at = next;
+  }
+  load_q<F>(p, shared, at, nullptr, parity);
+}
+
+}  // namespace octet::BACKEND::hopper

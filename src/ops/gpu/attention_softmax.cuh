@@ -1,0 +1,87 @@
+#pragma once
+// Softmax of attention over the tiles of a row, in base 2 and in registers as wgmma leaves them: p = 2^(s * scale -
+// base). The base of a row is a maximum of its scores, but one that may lag: o and the sum are rescaled only when a row
+// of the warp has grown beyond it by kLag, which is rare after the first tiles. p stays below 2^kLag, with the relative
+// precision that it has below 1.
+#include "ops/gpu/attention_tiles.cuh"
+
+namespace octet::BACKEND {
+
+struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has its own part
+  static constexpr float kLag = 8;
+  float base[2], sum[2], shrink[2];
+
+  template <int kCount>
+  __device__ void start(const float (&s)[kCount], float scale) {  // each row sees some key of the first tile
+#pragma unroll
+    for (int half = 0; half < 2; ++half) base[half] = of_row(top(s, half)) * scale, sum[half] = 0;
+  }
+  // Before exponentials of the next tile. True for the whole warp where o is to be multiplied by `shrink`.
+  template <int kCount>
+  __device__ bool step(const float (&s)[kCount], float scale) {
+    const float m[2] = {top(s, 0), top(s, 1)};
+    const bool grown = fmaxf(fmaf(m[0], scale, -base[0]), fmaf(m[1], scale, -base[1])) > kLag;
+    const bool any = __any_sync(~0u, grown);
+    if (any) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float higher = fmaxf(base[half], of_row(m[half]) * scale);
+        shrink[half] = exp2_fast(base[half] - higher);
+        sum[half] *= shrink[half], base[half] = higher;
+      }
+    }
+    return any;
+  }
+  // s becomes p, in a part of the columns: quarters kFrom to kTo
+  template <int kFrom, int kTo, int kCount>
+  __device__ void exponentiate(float (&s)[kCount], float scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float part = 0;
+#pragma unroll
+      for (int j = kFrom * kCount / 16; j < kTo * kCount / 16; ++j)
+#pragma unroll
+        for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
+          s[i] = exp2_fast(fmaf(s[i], scale, -base[half]));
+          part += s[i];
+        }
+      sum[half] += part;
+    }
+  }
+  __device__ void finish() {  // the whole row's sum
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+      sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+    }
+  }
+  __device__ float log_sum(int half) const { return base[half] * kLn2 + logf(sum[half]); }
+
+ private:
+  template <int kCount>
+  static __device__ float top(const float (&s)[kCount], int half) {
+    float m = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+    for (int j = 1; j < kCount / 4; ++j) m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    return m;
+  }
+  static __device__ float of_row(float m) {  // four lanes share a row
+    m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+    return fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+  }
+};
+
+// Of scores whose rows begin at `row`, columns at `column`: what lies after each row's own position, or before its
+// window.
+enum class Side { after, before };
+template <Side kSide, int kCount>
+__device__ inline void hide(float (&s)[kCount], int row, int column, int window) {
+  const int lane = int(threadIdx.x) % 32, own = row + lane / 4 - (column + lane % 4 * 2);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int c = i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
+    if (kSide == Side::after ? c > own : c <= own - window) s[i] = -INFINITY;
+  }
+}
+
+}  // namespace octet::BACKEND
