@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "device/device.h"
 #include "ops/gpu/attention.h"
+#include "ops/gpu/attention_kernels.h"
 #include "ops/ops.h"
 #include "ops/workspace.h"
 
@@ -139,6 +140,17 @@ class Gpu {
                        a);
     return {o.get(stream_), lse.get(stream_), dqkv.get(stream_)};
   }
+  using Kernel = void(Stream&, const AttentionForward&, const Attention&);
+  Result forward(Kernel kernel, const Attention& a, const Doubles& qkv_in) {  // in bf16
+    const size_t heads = size_t(a.B * a.T * a.heads.H);
+    Memory qkv(device_, stream_, DType::bf16, qkv_in.size());
+    Memory o(device_, stream_, DType::bf16, heads * size_t(a.heads.D)), lse(device_, stream_, DType::f32, heads);
+    Memory workspace(device_, stream_, DType::e4m3,
+                     size_t(attention_forward_workspace(device_.target(), a, DType::bf16)));
+    qkv.set(stream_, qkv_in);
+    kernel(stream_, {o.tensor(), lse.tensor(), qkv.tensor(), workspace.tensor()}, a);
+    return {o.get(stream_), lse.get(stream_), {}};
+  }
 
  private:
   Device device_;
@@ -187,6 +199,7 @@ std::vector<Attention> shapes() {
     all.push_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 3, 200));
     all.push_back(shape({.H = 8, .G = 1, .D = D}, 1, 300));
     all.push_back(shape({.H = 8, .G = 8, .D = D}, 1, 129));
+    all.push_back(shape({.H = 8, .G = 2, .D = D}, 13, 261));  // more row tiles than multiprocessors
   }
   all.push_back(shape({.H = 1, .G = 1, .D = 64}, 1, 1500));
   return all;
@@ -195,7 +208,11 @@ std::vector<Attention> windowed() {
   std::vector<Attention> all;
   for (int64_t D : {16, 64, 80, 128, 256})
     for (int64_t T : {50, 333}) all.push_back(shape({.H = 4, .G = 2, .D = D}, 2, T, 64));
-  for (int64_t window : {1, 7, 200, 5000}) all.push_back(shape({.H = 2, .G = 1, .D = 128}, 1, 512, window));
+  for (int64_t D : {64, 128}) {
+    for (int64_t window : {1, 7, 200, 5000}) all.push_back(shape({.H = 2, .G = 1, .D = D}, 1, 512, window));
+    all.push_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 2, 1000, 64));  // rows beyond T see no tile
+    all.push_back(shape({.H = 16, .G = 2, .D = D}, 7, 390, 100));
+  }
   return all;
 }
 
@@ -240,6 +257,33 @@ TEST_F(GpuAttention, Bf16IsItsDefinitionAndRepeats) {
 TEST_F(GpuAttention, Bf16WithAWindow) {
   Gpu gpu(true);  // cuDNN is not asked for windows
   check(gpu, windowed(), DType::bf16);
+}
+// Of scores with a spread of hundreds, maxima grow from tile to tile: what has been summed is scaled down each time.
+TEST_F(GpuAttention, ForwardOfPeakedScores) {
+  Gpu gpu(false);
+  for (int64_t D : {64, 80, 128})
+    for (int64_t window : {0, 300}) {
+      Attention a = shape({.H = 4, .G = 2, .D = D}, 1, 1111, window);
+      a.scale = 5;
+      const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
+      const Result want = Reference(a, qkv, Doubles(size_t(a.B * a.T * a.heads.H * D))).result();
+      const Result got = gpu.forward(native_attention_forward, a, qkv);
+      EXPECT_LE(error(got.o, want.o), 4e-3) << name(a);
+      EXPECT_LE(error(got.lse, want.lse), 2e-6) << name(a);
+    }
+}
+// On Hopper the kernel of mma.sync gets other head sizes only; elsewhere these, too.
+TEST_F(GpuAttention, ForwardWithoutHoppersKernel) {
+  Gpu gpu(false);
+  for (int64_t D : {64, 128})
+    for (int64_t window : {0, 100}) {
+      const Attention a = shape({.H = 4, .G = 2, .D = D}, 2, 333, window);
+      const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
+      const Result want = Reference(a, qkv, Doubles(size_t(a.B * a.T * a.heads.H * D))).result();
+      const Result got = gpu.forward(attention_forward_bf16, a, qkv);
+      EXPECT_LE(error(got.o, want.o), 4e-3) << name(a);
+      EXPECT_LE(error(got.lse, want.lse), 2e-6) << name(a);
+    }
 }
 TEST_F(GpuAttention, F32IsItsDefinitionAndRepeats) {
   Gpu gpu(true);  // nor for f32
