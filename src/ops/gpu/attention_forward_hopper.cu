@@ -58,7 +58,7 @@ void run(Stream& s, const AttentionForward& t, const Attention& a) {
                   map(t.qkv, heads.width(), F::kKeys),
                   map(t.o, heads.H * heads.D, kStrip),
                   t.lse.ptr<float>(),
-                  t.workspace.ptr<int32_t>(),
+                  static_cast<int32_t*>(t.workspace.data),
                   schedule(a.T, F::kRows, a.B * heads.H, a.T * heads.D * 4 * heads.G / heads.H, true),
                   mask_of(a)};
   p.H = int(heads.H), p.group = int(heads.H / heads.G), p.T = int(a.T), p.scale = float(a.scale) * kLog2e;
