@@ -24,6 +24,7 @@ struct RunState {
   StepState counters;
   uint64_t data = 0, tokenizer = 0;      // fingerprints; 0: unknown
   std::vector<std::string> fallbacks{};  // layers that fp8.fallback took out of FP8
+  int64_t tokens_per_step = 0;           // of the config that is saved; 0: unknown
 };
 
 // Saves step `state.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its folder.

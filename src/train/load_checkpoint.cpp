@@ -146,6 +146,19 @@ std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
   return layers;
 }
 
+// Of the config that was saved; 0 where there is none, or another.
+static int64_t tokens_per_step_of(const json& state) {
+  const json config = state.value("config", json());
+  const json training = config.is_object() ? config.value("training", json()) : json();
+  int64_t tokens = 1;
+  for (const char* key : {"global_batch_size", "seq_len"}) {
+    const json factor = training.is_object() ? training.value(key, json()) : json();
+    if (!factor.is_number_unsigned() || factor.get<uint64_t>() > INT32_MAX) return 0;
+    tokens *= factor.get<int64_t>();
+  }
+  return tokens;
+}
+
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
   Session& s = trainer.session;
   const json state = read_checkpoint_state(folder);
@@ -167,6 +180,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   r.data = fingerprint("data");
   r.tokenizer = fingerprint("tokenizer");
   r.fallbacks = fallbacks_of(folder);
+  r.tokens_per_step = tokens_per_step_of(state);
 
   Integrity integrity(s.host, folder);
   integrity.compare_file("state.json");

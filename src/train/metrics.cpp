@@ -142,7 +142,7 @@ void Metrics::step(const StepReport& r) {
               {"loss", r.loss},
               {"lr", r.lr},
               {"norm", r.state.norm},
-              {"tokens", r.step * tokens_},
+              {"tokens", r.samples * config_.training.seq_len},
               {"tokens_per_second_per_gpu", rate},
               {"seconds", r.seconds},
               {"skipped", r.state.skipped}};

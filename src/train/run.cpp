@@ -18,6 +18,7 @@
 #include "train/checkpoint.h"
 #include "train/entries.h"
 #include "train/metrics.h"
+#include "train/same_run.h"
 #include "train/watchdog.h"
 
 namespace octet::BACKEND {
@@ -135,6 +136,8 @@ class Run {
         from_(resume_from()),
         samples_(samples_of(data_.train)),
         watchdog_(host, config.parallel.watchdog_seconds) {
+    require_same_run(host_, config_,
+                     {data_.train.fingerprint(), data_.validation ? data_.validation->fingerprint() : 0});
     for (const std::string& line : host_.rank() == 0 ? unused_options(config_) : std::vector<std::string>{})
       log_warning(line);
     if (from_) fallbacks_ = fallbacks_of(*from_);
@@ -189,7 +192,10 @@ class Run {
   std::optional<std::filesystem::path> resume_from() const {
     const std::string how = config_.checkpoint.resume, dir = config_.checkpoint.dir;
     if (how == "none" || (how == "auto" && dir.empty())) return {};
-    return how == "auto" ? newest_checkpoint(dir) : how;
+    if (how != "auto") return how;
+    const auto newest = newest_checkpoint(dir);  // rank 0 decides: a network's folder shows other ranks an older state
+    const std::string from = of_rank_0(host_, newest ? newest->string() : "");
+    return from.empty() ? std::nullopt : std::optional<std::filesystem::path>(from);
   }
   // Layers that fell back count as excluded.
   void build() {
@@ -229,6 +235,9 @@ class Run {
     if (r.data && r.data != data_.train.fingerprint())
       log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples,
                   " of the new data comes next");
+    if (r.tokens_per_step && r.tokens_per_step != tokens_per_step(config_) && host_.rank() == 0)
+      log_warning(from->string(), " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
+                  tokens_per_step(config_), ": training.tokens and the schedule count all steps as of the new size");
     if (r.step > total_steps(config_))
       bad_input(from->string(), " is at step ", r.step, ", beyond training.steps ", total_steps(config_),
                 "; raise it, or start anew with --resume none");

@@ -21,7 +21,7 @@ struct Trainer::InFlight {
   StepState* state;
   double* load;  // (L,E), where there are experts
   double valid_targets = 1, lr = 0;
-  int64_t step = -1;
+  int64_t step = -1, samples = 0;
   HealthReport health;
 };
 
@@ -92,7 +92,7 @@ void Trainer::step(const Samples& samples) {
 
   flight.step = ++step_;
   if (examines) flight.health.step = step_;
-  samples_ += G;
+  flight.samples = samples_ += G;
   flight.valid_targets = valid;
   copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
   if (load) copy_to_host(s.stream, flight.load, load.data, load.bytes());
@@ -137,6 +137,7 @@ StepReport Trainer::report(int64_t step) {
   ++session.pulse;
   const Tensor load = session.model.expert_load();
   return {.step = step,
+          .samples = f.samples,
           .loss = f.state->loss / f.valid_targets,
           .lr = f.lr,
           .seconds = f.end.seconds_since(f.begin),

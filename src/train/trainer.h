@@ -5,8 +5,9 @@
 
 namespace octet::BACKEND {
 
-struct StepReport {  // of one finished step
-  int64_t step = 0;  // counted from 1
+struct StepReport {     // of one finished step
+  int64_t step = 0;     // counted from 1
+  int64_t samples = 0;  // sequences that all ranks have taken until its end
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
   HealthReport health;  // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank

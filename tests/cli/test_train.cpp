@@ -106,6 +106,20 @@ TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
   EXPECT_FALSE(std::filesystem::exists(tiny.path("run/step-00000010/tokenizer.model")));
 }
 
+TEST(Train, AnotherBatchSizeGoesOnWithTheNextSampleAndIsSaid) {
+  const TinyRun tiny;
+  expect_done(tiny.train({"training.stop_after=5"}));
+  const Ran r = tiny.train({"training.global_batch_size=8"});
+  expect_done(r, {"step 10/10"});
+  EXPECT_TRUE(has(r.err, "trained with 128 tokens a step, this run takes 256")) << r;
+  std::istringstream lines(read_file(tiny.path("metrics.jsonl")));
+  std::vector<int64_t> tokens;
+  for (std::string line; std::getline(lines, line);) tokens.push_back(json::parse(line).value("tokens", int64_t{0}));
+  EXPECT_EQ(tokens, (std::vector<int64_t>{128, 256, 384, 512, 640, 896, 1152, 1408, 1664, 1920}));
+  const Ran same = tiny.train({"training.global_batch_size=8", "training.steps=11"});
+  EXPECT_FALSE(has(same.err, "tokens a step")) << same;
+}
+
 TEST(Train, AdamsEpsilonIsANumberInFp32) {
   expect_refused(TinyRun().train({"optimizer.eps=1e-50"}), {"optimizer.eps", "1e-50", "at least"});
 }

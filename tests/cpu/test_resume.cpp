@@ -1,4 +1,5 @@
 // What a resumed run begins with, where its checkpoint lacks something or the run is another: counters, scales, links.
+#include "base/json.h"
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"
 
@@ -84,6 +85,22 @@ TEST_F(Resume, WhatALinkLeadsToIsNotHarmed) {
   EXPECT_FALSE(fs::exists(fs::symlink_status(link)));
   TinyTrainer other(config());
   EXPECT_EQ(load_checkpoint(other, archive).step, 1);
+}
+
+TEST_F(Resume, AStateWithoutTheOldConfigIsRead) {
+  TinyTrainer t(config());
+  t.run(1);
+  const fs::path file = fs::path(t.save()) / "state.json";
+  fs::remove(file.parent_path() / "checksums.json");
+  const json whole = read_json(file.string());
+  EXPECT_EQ(load_checkpoint(t, file.parent_path()).tokens_per_step, 64);
+  for (const json& other : {json(), json(7), json{{"training", 3}}, json{{"training", {{"seq_len", "x"}}}},
+                            json{{"training", {{"global_batch_size", INT64_MAX}, {"seq_len", INT64_MAX}}}}}) {
+    json state = whole;
+    state["config"] = other;
+    write_file(file, state.dump());
+    EXPECT_EQ(load_checkpoint(t, file.parent_path()).tokens_per_step, 0) << other;
+  }
 }
 
 }  // namespace
