@@ -22,9 +22,9 @@ struct Card {
 constexpr double kGiB = 1024. * 1024. * 1024.;
 constexpr Card kCards[] = {
     {"cpu", {}, 0},
-    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108, .cudnn = true}, 79.2 * kGiB},
-    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132, .cudnn = true}, 79.1 * kGiB},
-    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132, .cudnn = true}, 139.7 * kGiB},
+    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108}, 79.2 * kGiB},
+    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 79.1 * kGiB},
+    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB},
 };
 
 Card card_of(const Arguments& arguments, const RunConfig& config) {
@@ -35,7 +35,7 @@ Card card_of(const Arguments& arguments, const RunConfig& config) {
     names.push_back(card.name);
     if (name != card.name) continue;
     card.target.deterministic = !card.target.cuda || config.training.deterministic;
-    card.target.cudnn = card.target.cudnn && config.model.attention != AttentionKind::native;
+    if (card.target.compute_capability >= 90) card.target.attention = config.model.attention;  // as if built with cuDNN
     require_types(card.target, config);
     if (config.fp8.enabled && !card.target.fp8())
       bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",

@@ -42,9 +42,12 @@ Target target_of(const Engine& engine, const RunConfig& config) {
   Target target = engine.target();
   target.deterministic = !target.cuda || config.training.deterministic;
   require_types(target, config);
-  if (target.cuda && !target.cudnn && config.model.attention == AttentionKind::cudnn)
-    bad_input("model.attention is cudnn, but this executable was built without cuDNN: set model.attention=native");
-  target.cudnn = target.cudnn && config.model.attention != AttentionKind::native;
+  const AttentionKind attention = config.model.attention;
+  if (target.cuda && target.attention == AttentionKind::native && attention == AttentionKind::cudnn)
+    bad_input(
+        "model.attention is cudnn, but this executable was built without cuDNN, or this card has compute capability ",
+        "below 9.0: set model.attention=native");
+  if (target.attention != AttentionKind::native) target.attention = attention;
   if (config.fp8.enabled && !target.fp8())
     bad_input("fp8.enabled: this card has compute capability ", target.compute_capability / 10, ".",
               target.compute_capability % 10, "; FP8 needs 8.9 or more (Ada, Hopper). Set fp8.enabled=false");

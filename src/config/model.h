@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "base/options.h"
+#include "config/plan.h"
 
 namespace octet {
 
 enum class Arch { llama, neox, mixtral };
-enum class AttentionKind { automatic, native, cudnn };
 
 struct ModelConfig {
   Arch arch = Arch::llama;

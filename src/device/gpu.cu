@@ -60,7 +60,7 @@ Device::Device(const Options& o) : options_(o), impl_(std::make_unique<Impl>()) 
   const cudaDeviceProp p = properties_of(o.index);
   CUDA_CHECK(cudaSetDevice(o.index));
   target_ = target_of(p);
-  target_.cudnn = o.target.cudnn;
+  target_.attention = o.target.attention;
   target_.deterministic = o.deterministic;
   impl_->index = o.index;
   impl_->name = p.name;

@@ -11,10 +11,23 @@ namespace octet::BACKEND {
 inline int64_t partial_rows(const Target& t) { return t.cuda ? 2 * t.multiprocessors : 16; }
 inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiprocessors : 64; }
 
-// Bytes of the attention workspaces. cuDNN takes what this says; everything else on a card goes to the native kernels.
-inline bool attention_by_cudnn(const Target& t, const Attention& a, DType plain) {
-  return t.cuda && t.cudnn && t.compute_capability >= 90 && plain == DType::bf16 && a.window == 0;
+// Who attends on a card: cuDNN where these say so, else our kernels. Of the two, `automatic` takes what is faster on an
+// H200 (scripts/bench/RESULTS.md): our forward, and our backward where bits must repeat.
+inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // by kernels made for it
+  return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
 }
+inline bool cudnn_attends(const Target& t, const Attention& a, DType plain) {
+  return t.cuda && t.attention != AttentionKind::native && t.compute_capability >= 90 && plain == DType::bf16 &&
+         a.window == 0;
+}
+inline bool cudnn_attends_forward(const Target& t, const Attention& a, DType plain) {
+  return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !attention_on_hopper(t, a, plain));
+}
+inline bool cudnn_attends_backward(const Target& t, const Attention& a, DType plain) {
+  const bool ours = attention_on_hopper(t, a, plain) && t.deterministic;
+  return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !ours);
+}
+// Bytes of the attention workspaces.
 inline constexpr int64_t kCudnnSlack = int64_t{32} << 20;  // of cuDNN's own workspace, beyond what the formulas name
 
 // What one call of cuDNN's deterministic backward takes of a batch: sequences and groups of heads. It keeps their T*T
@@ -46,7 +59,7 @@ inline AttentionParts attention_backward_parts(const Target& t, const Attention&
   if (!t.cuda) return {};
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   AttentionParts parts{.delta = aligned(a.B * a.heads.H * a.T * 4)};
-  if (!attention_by_cudnn(t, a, plain)) return parts;
+  if (!cudnn_attends_backward(t, a, plain)) return parts;
   const AttentionSlice slice = t.deterministic ? attention_slice(a) : AttentionSlice{.B = a.B, .G = a.heads.G};
   if (!t.deterministic) parts.dq = aligned(a.B * a.T * a.heads.H * a.heads.D * 4);
   const int64_t shared_heads = a.heads.H / a.heads.G;  // dk and dv of each query head in bf16, before their sum
@@ -54,13 +67,9 @@ inline AttentionParts attention_backward_parts(const Target& t, const Attention&
   parts.own = kCudnnSlack + aligned(heads_bytes) + aligned(slice.score_bytes);
   return parts;
 }
-// Our forward kernel for Hopper counts the tiles that its blocks have taken.
-inline bool attention_forward_on_hopper(const Target& t, const Attention& a, DType plain) {
-  return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
-}
 inline int64_t attention_forward_workspace(const Target& t, const Attention& a, DType plain) {
-  if (attention_by_cudnn(t, a, plain)) return kCudnnSlack;
-  return attention_forward_on_hopper(t, a, plain) ? int64_t{sizeof(int32_t)} : 0;
+  if (cudnn_attends_forward(t, a, plain)) return kCudnnSlack;
+  return attention_on_hopper(t, a, plain) ? int64_t{sizeof(int32_t)} : 0;  // counts the tiles that blocks have taken
 }
 inline int64_t attention_backward_workspace(const Target& t, const Attention& a, DType plain) {
   return attention_backward_parts(t, a, plain).total();

@@ -10,7 +10,7 @@ namespace octet::BACKEND {
 
 static Target card_target() {
   Target t = target_of_card(0);
-  t.cudnn = has_cudnn() && t.compute_capability >= 90;
+  if (has_cudnn() && t.compute_capability >= 90) t.attention = AttentionKind::automatic;
   return t;
 }
 

@@ -91,7 +91,7 @@ Device::Options options_for(const RunConfig& c, const Host& host) {
                     .poison = c.memory.poison,
                     .collective_ctas = int(c.parallel.nccl_ctas),
                     .plan_cache = c.memory.plan_cache};
-  o.target.cudnn = has_cudnn() && c.model.attention != AttentionKind::native;
+  if (has_cudnn()) o.target.attention = c.model.attention;
   return o;
 }
 

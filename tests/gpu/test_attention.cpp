@@ -117,8 +117,8 @@ class Memory {  // device memory, poisoned at first
 
 class Gpu {
  public:
-  explicit Gpu(bool cudnn, bool deterministic = true)
-      : device_({.deterministic = deterministic, .target = {.cudnn = cudnn}}), stream_(device_) {}
+  explicit Gpu(AttentionKind kind, bool deterministic = true)
+      : device_({.deterministic = deterministic, .target = {.attention = kind}}), stream_(device_) {}
   Device& device() { return device_; }
   Result run(const Attention& a, DType t, const Doubles& qkv_in, const Doubles& d_o_in) {
     const size_t rows = size_t(a.B * a.T), wide_rows = rows * size_t(a.heads.H);
@@ -251,16 +251,16 @@ class GpuAttention : public testing::Test {
 };
 
 TEST_F(GpuAttention, Bf16IsItsDefinitionAndRepeats) {
-  Gpu gpu(false);
+  Gpu gpu(AttentionKind::native);
   check(gpu, shapes(), DType::bf16);
 }
 TEST_F(GpuAttention, Bf16WithAWindow) {
-  Gpu gpu(true);  // cuDNN is not asked for windows
+  Gpu gpu(AttentionKind::cudnn);  // cuDNN is not asked for windows
   check(gpu, windowed(), DType::bf16);
 }
 // Of scores with a spread of hundreds, maxima grow from tile to tile: what has been summed is scaled down each time.
 TEST_F(GpuAttention, ForwardOfPeakedScores) {
-  Gpu gpu(false);
+  Gpu gpu(AttentionKind::native);
   for (int64_t D : {64, 80, 128})
     for (int64_t window : {0, 300}) {
       Attention a = shape({.H = 4, .G = 2, .D = D}, 1, 1111, window);
@@ -274,7 +274,7 @@ TEST_F(GpuAttention, ForwardOfPeakedScores) {
 }
 // On Hopper the kernel of mma.sync gets other head sizes only; elsewhere these, too.
 TEST_F(GpuAttention, ForwardWithoutHoppersKernel) {
-  Gpu gpu(false);
+  Gpu gpu(AttentionKind::native);
   for (int64_t D : {64, 128})
     for (int64_t window : {0, 100}) {
       const Attention a = shape({.H = 4, .G = 2, .D = D}, 2, 333, window);
@@ -286,27 +286,35 @@ TEST_F(GpuAttention, ForwardWithoutHoppersKernel) {
     }
 }
 TEST_F(GpuAttention, F32IsItsDefinitionAndRepeats) {
-  Gpu gpu(true);  // nor for f32
+  Gpu gpu(AttentionKind::cudnn);  // nor for f32
   check(gpu, shapes(), DType::f32);
   check(gpu, windowed(), DType::f32);
 }
 TEST_F(GpuAttention, CudnnIsItsDefinitionAndRepeats) {
-  Gpu gpu(true);
-  if (!cudnn_attention_available(gpu.device(), shape({.H = 4, .G = 2, .D = 64}, 2, 333))) GTEST_SKIP() << "no cuDNN";
+  Gpu gpu(AttentionKind::cudnn);
+  if (!cudnn_has_forward(gpu.device(), shape({.H = 4, .G = 2, .D = 64}, 2, 333))) GTEST_SKIP() << "no cuDNN";
   check(gpu, shapes(), DType::bf16);
 }
 TEST_F(GpuAttention, CudnnInAnyOrder) {
-  Gpu gpu(true, false);
-  if (!cudnn_attention_available(gpu.device(), shape({.H = 4, .G = 2, .D = 64}, 2, 333))) GTEST_SKIP() << "no cuDNN";
+  Gpu gpu(AttentionKind::cudnn, false);
+  if (!cudnn_has_forward(gpu.device(), shape({.H = 4, .G = 2, .D = 64}, 2, 333))) GTEST_SKIP() << "no cuDNN";
   check(gpu, shapes(), DType::bf16, false);
+}
+
+// Our forward and cuDNN's backward, or ours where bits must repeat, go together.
+TEST_F(GpuAttention, TheFasterOfBothIsItsDefinition) {
+  for (bool deterministic : {false, true}) {
+    Gpu gpu(AttentionKind::automatic, deterministic);
+    check(gpu, shapes(), DType::bf16, deterministic);
+  }
 }
 
 // A sequence long enough that the deterministic form is cut into slices; the whole against our own kernels.
 TEST_F(GpuAttention, SlicesOfCudnnCoverTheBatch) {
-  Gpu own(false), gpu(true);
+  Gpu own(AttentionKind::native), gpu(AttentionKind::cudnn);
   const Attention a = shape({.H = 4, .G = 2, .D = 64}, 3, 12000);
   ASSERT_LT(attention_slice(a).B * attention_slice(a).G, a.B * a.heads.G);
-  if (!cudnn_attention_available(gpu.device(), a)) GTEST_SKIP() << "no cuDNN";
+  if (!cudnn_has_backward(gpu.device(), a)) GTEST_SKIP() << "no cuDNN";
   const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
   const Doubles d_o = inputs(size_t(a.B * a.T * a.heads.H * a.heads.D), 2, DType::bf16);
   expect_near(gpu.run(a, DType::bf16, qkv, d_o), own.run(a, DType::bf16, qkv, d_o), a, DType::bf16);
@@ -329,7 +337,7 @@ TEST_F(GpuAttention, ManySequencesAndManyHeadsOfOneKey) {
 }
 
 TEST_F(GpuAttention, HeadSizesThatNobodyHasAreRefused) {
-  Gpu gpu(false);
+  Gpu gpu(AttentionKind::native);
   EXPECT_THROW(gpu.run(shape({.H = 1, .G = 1, .D = 20}, 1, 8), DType::bf16, Doubles(8 * 60), Doubles(8 * 20)), Error);
   EXPECT_THROW(gpu.run(shape({.H = 1, .G = 1, .D = 264}, 1, 8), DType::bf16, Doubles(8 * 792), Doubles(8 * 264)),
                Error);

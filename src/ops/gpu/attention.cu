@@ -23,14 +23,10 @@ void check_workspace(Tensor workspace, int64_t needed) {
   CHECK(int64_t(workspace.bytes()) >= needed, "attention got ", workspace.bytes(), " bytes of workspace of ", needed);
 }
 
-bool through_cudnn(Stream& s, const Attention& a, DType t) {
-  return t == DType::bf16 && cudnn_attention_available(s.device(), a);
-}
-
 }  // namespace
 
 void native_attention_forward(Stream& s, const AttentionForward& t, const Attention& a) {
-  if (attention_forward_on_hopper(s.target(), a, t.qkv.dtype)) attention_forward_hopper(s, t, a);
+  if (attention_on_hopper(s.target(), a, t.qkv.dtype)) attention_forward_hopper(s, t, a);
   else if (t.qkv.dtype == DType::bf16) attention_forward_bf16(s, t, a);
   else attention_forward_f32(s, t, a);
 }
@@ -45,7 +41,9 @@ void attention_forward(Stream& s, Tensor o, Tensor lse, Tensor qkv, const Attent
   check_shapes(a, qkv, o, lse);
   check_workspace(workspace, attention_forward_workspace(s.target(), a, qkv.dtype));
   const AttentionForward t{o, lse, qkv, workspace};
-  through_cudnn(s, a, qkv.dtype) ? cudnn_attention_forward(s, t, a) : native_attention_forward(s, t, a);
+  if (cudnn_attends_forward(s.target(), a, qkv.dtype) && cudnn_has_forward(s.device(), a))
+    cudnn_attention_forward(s, t, a);
+  else native_attention_forward(s, t, a);
 }
 
 void attention_backward(Stream& s, const AttentionBackward& t, const Attention& a) {
@@ -53,7 +51,9 @@ void attention_backward(Stream& s, const AttentionBackward& t, const Attention& 
   check_shapes(a, t.qkv, t.o, t.lse);
   CHECK(t.dqkv.numel() == t.qkv.numel() && t.d_o.numel() == t.o.numel());
   check_workspace(t.workspace, attention_backward_workspace(s.target(), a, t.qkv.dtype));
-  through_cudnn(s, a, t.qkv.dtype) ? cudnn_attention_backward(s, t, a) : native_attention_backward(s, t, a);
+  if (cudnn_attends_backward(s.target(), a, t.qkv.dtype) && cudnn_has_backward(s.device(), a))
+    cudnn_attention_backward(s, t, a);
+  else native_attention_backward(s, t, a);
 }
 
 }  // namespace octet::BACKEND

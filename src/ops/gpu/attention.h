@@ -12,8 +12,9 @@ struct AttentionForward {
 void native_attention_forward(Stream&, const AttentionForward&, const Attention&);
 void native_attention_backward(Stream&, const AttentionBackward&, const Attention&);
 
-// bf16 without a window. Builds (and keeps) the plans of this shape; false if this build or cuDNN has none for it.
-bool cudnn_attention_available(Device&, const Attention&);
+// bf16 without a window. Build (and keep) the plan of this shape; false if this build or cuDNN has none for it.
+bool cudnn_has_forward(Device&, const Attention&);
+bool cudnn_has_backward(Device&, const Attention&);
 void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&);
 void cudnn_attention_backward(Stream&, const AttentionBackward&, const Attention&);
 

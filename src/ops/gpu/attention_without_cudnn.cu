@@ -4,7 +4,8 @@
 
 namespace octet::BACKEND {
 
-bool cudnn_attention_available(Device&, const Attention&) { return false; }
+bool cudnn_has_forward(Device&, const Attention&) { return false; }
+bool cudnn_has_backward(Device&, const Attention&) { return false; }
 void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&) {
   CHECK(false, "built without cuDNN");
 }

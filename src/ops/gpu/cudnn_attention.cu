@@ -129,15 +129,16 @@ class Plans {  // of one device
     if (auto it = plans_.find(c); it != plans_.end()) return it->second;
     return plans_.try_emplace(c, AttentionGraph(c), properties_.raw).first->second;
   }
-  bool has(const Case& forward, const Case& backward) {  // says once for each shape that cuDNN refuses
-    const auto [it, first_time] = usable_.try_emplace(forward, false);
+  bool has(const Case& c) {  // says once for each case that cuDNN refuses
+    const auto [it, first_time] = usable_.try_emplace(c, false);
     if (!first_time) return it->second;
     try {
-      get(forward), get(backward);
+      get(c);
       it->second = true;
     } catch (const SystemError& e) {
-      std::cerr << "attention with T " << forward.T << ", H " << forward.all_H << ", G " << forward.all_G << ", D "
-                << forward.D << " takes the program's own, slower kernels: " << e.what() << '\n';
+      std::cerr << "attention " << (c.pass == Pass::forward ? "forward" : "backward") << " with T " << c.T << ", H "
+                << c.all_H << ", G " << c.all_G << ", D " << c.D << " takes the program's own kernels: " << e.what()
+                << '\n';
     }
     return it->second;
   }
@@ -203,12 +204,12 @@ void backward_slice(Stream& s, const Case& c, const AttentionBackward& t, const 
 
 }  // namespace
 
-bool cudnn_attention_available(Device& d, const Attention& a) {
-  if (!attention_by_cudnn(d.target(), a, DType::bf16)) return false;
-  const Case backward = backward_case(d, a);
-  const bool slices = backward.B < a.B || backward.G < a.heads.G;
-  if (slices && backward.H * a.T % 4) return false;  // their lse and delta would not begin at multiples of 16 bytes
-  return plans(d).has(whole(a, Pass::forward), backward);
+bool cudnn_has_forward(Device& d, const Attention& a) { return plans(d).has(whole(a, Pass::forward)); }
+bool cudnn_has_backward(Device& d, const Attention& a) {
+  const Case c = backward_case(d, a);
+  const bool slices = c.B < a.B || c.G < a.heads.G;
+  if (slices && c.H * a.T % 4) return false;  // their lse and delta would not begin at multiples of 16 bytes
+  return plans(d).has(c);
 }
 
 void cudnn_attention_forward(Stream& s, const AttentionForward& t, const Attention& a) {
