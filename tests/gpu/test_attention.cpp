@@ -322,7 +322,7 @@ TEST_F(GpuAttention, SlicesOfCudnnCoverTheBatch) {
 
 // The statistics of these slices do not begin at 16 bytes, as cuDNN is told that they do.
 TEST_F(GpuAttention, SlicesOfAnOddLengthCoverTheBatchToo) {
-  Gpu own(false), gpu(true);
+  Gpu own(AttentionKind::native), gpu(AttentionKind::cudnn);
   const Attention a = shape({.H = 3, .G = 3, .D = 64}, 1, 16385);
   ASSERT_EQ(attention_slice(a).G, 1);
   const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
@@ -331,7 +331,7 @@ TEST_F(GpuAttention, SlicesOfAnOddLengthCoverTheBatchToo) {
 }
 
 TEST_F(GpuAttention, ManySequencesAndManyHeadsOfOneKey) {
-  Gpu gpu(false);
+  Gpu gpu(AttentionKind::native);
   const std::vector<Attention> some{shape({.H = 16, .G = 16, .D = 8}, 4096, 4), shape({.H = 64, .G = 1, .D = 8}, 1, 1)};
   for (const DType t : {DType::bf16, DType::f32}) check(gpu, some, t);
 }
