@@ -49,6 +49,7 @@ struct Closer {
 int64_t size_of_regular(int fd, const fs::path& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0) refused_path("read", path, errno);
+  if (S_ISDIR(info.st_mode)) bad_input("'", path.string(), "' is a folder: name a file");
   if (!S_ISREG(info.st_mode)) bad_input("'", path.string(), "' is not a regular file: name a file on a disk");
   return info.st_size;
 }

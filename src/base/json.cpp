@@ -100,7 +100,7 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
     size_t distance = edit_distance(word, candidate);
     if (distance >= candidate.size()) continue;  // nothing in common
     // "warmup" for "warmup_steps": a word cut short is as near as a typing error.
-    if (word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate))) distance = 1;
+    if (distance > 1 && word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate))) distance = 1;
     if (distance < least) least = distance, best = candidate;
   }
   return best;

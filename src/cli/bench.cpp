@@ -166,7 +166,7 @@ Command bench_command() {
               "there.\n\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --steps 20\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --ops layers\n"
-              "  octet bench configs/tiny_llama.json --profile\n",
+              "  octet bench configs/tiny_llama.json --steps 3\n",
           .run = bench};
 }
 

@@ -36,6 +36,7 @@ int run_command(const std::vector<std::string>& words, Host* mpi) {
       }
     return command.run(Arguments(command, rest), mpi);
   }
+  names.insert(names.end(), {"--help", "--version"});
   bad_input("unknown command ", name.substr(0, 80), did_you_mean(name, names), "\nSee octet help");
 }
 

@@ -56,13 +56,20 @@ void add_model(json& report, const fs::path& folder, const SafetensorsModel& wei
   } catch (const InputError& e) { report["unsupported"] = e.what(); }
 }
 
+// 1 and 1.0 are one value: options are printed shorter than JSON prints numbers.
+bool same_value(const std::string& a, const std::string& b) {
+  const json x = json::parse(a, nullptr, false), y = json::parse(b, nullptr, false);
+  return a == b || (x.is_number() && y.is_number() && x == y);
+}
+
 json changed_options(const json& config) {  // those that are not at their defaults, the model's left out
   std::map<std::string, std::string> defaults;
   for (const OptionLine& line : all_options()) defaults[line.path] = line.value;
   json changed = json::object();
   for (const auto& [path, value] : flatten(config)) {
     const auto found = defaults.find(path);
-    if (!path.starts_with("model.") && (found == defaults.end() || found->second != value)) changed[path] = value;
+    if (!path.starts_with("model.") && (found == defaults.end() || !same_value(found->second, value)))
+      changed[path] = value;
   }
   return changed;
 }

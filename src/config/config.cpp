@@ -1,11 +1,13 @@
 #include "config/config.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/files.h"
 #include "base/json.h"
 
 namespace octet {
+namespace fs = std::filesystem;
 namespace {
 
 struct Change {  // section.key=value of a command line, taken apart
@@ -61,6 +63,10 @@ class Reader {
     return nullptr;
   }
   [[noreturn]] void unknown(const std::string& where, const std::string& key) {
+    for (const std::string& path : paths_)
+      if (path.starts_with(key + "."))
+        bad_input(where, ": ", key, " is a section: give one of its options, such as ", path, " (octet help config ",
+                  key, " lists them)");
     std::string hint = did_you_mean(key, sections_);
     for (const std::string& path : paths_)  // "steps" for "training.steps"
       if (path.ends_with("." + key)) hint = concat("; did you mean ", path, "?");
@@ -135,7 +141,24 @@ RunConfig parse_config(std::string_view text, const std::string& where, const st
   return config;
 }
 
+// A hint at the config that a wrong name may mean: "tiny_llama", "tiny-llama.json" are configs/tiny_llama.json.
+static std::string similar_config(const fs::path& path) {
+  std::vector<std::string> names, paths;
+  for (const fs::path& folder : {path.has_parent_path() ? path.parent_path() : fs::path("."), fs::path("configs")}) {
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(folder, none)) {
+      if (entry.path().extension() != ".json") continue;
+      names.push_back(entry.path().stem());
+      paths.push_back(entry.path().lexically_normal());
+    }
+  }
+  const auto near = std::ranges::find(names, closest(path.stem().string(), names));
+  return near == names.end() ? concat(": check the name (it is relative to ", fs::current_path().string(), ")")
+                             : concat("; did you mean ", paths[size_t(near - names.begin())], "?");
+}
+
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  if (std::error_code none; !fs::exists(path, none)) bad_input("there is no config '", path, "'", similar_config(path));
   return parse_config(read_file(path), path, overrides);
 }
 

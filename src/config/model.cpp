@@ -257,7 +257,12 @@ ModelConfig read_model_section(const json& section, const std::vector<Override>&
   if (!preset.empty()) FieldReader(all, preset, false).read(preset_fields(preset, where + ": model.preset"));
   if (!own.config->empty()) {
     const std::string file = config_file(own.config);
-    FieldReader(all, file, /*from_transformers=*/true).read(read_json(file));
+    const json fields_there = [&] {
+      try {
+        return read_json(file);
+      } catch (const InputError& e) { bad_input(where, ": model.config: ", e.what()); }
+    }();
+    FieldReader(all, file, /*from_transformers=*/true).read(fields_there);
   }
   for (const OptionBase* option : own.options())
     if (option->was_given()) all.find(option->name())->read(option->value(), where);

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/rng.h"
 #include "config/peaks.h"
 #include "data/checkpoints.h"
 #include "data/run_folder.h"
@@ -94,12 +95,15 @@ Data open_data(const RunConfig& c) {
 }
 
 // What a save would fail on, hours later, is told now.
-void check_tokenizer(const RunConfig& c) {
+void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
   const std::string file = c.data.tokenizer;
   std::error_code none;
   if (file.empty()) return;
-  if (std::filesystem::exists(file, none)) MappedFile readable(file);
-  else log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
+  if (!std::filesystem::exists(file, none))
+    log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
+  else if (const uint64_t own = hash(read_file(file)); of_tokens && own != of_tokens)
+    bad_input(c.where, ": data.tokenizer: '", file, "' is another tokenizer than that of ", c.data.train->front(),
+              ": name the tokenizer.model that made the token files, or data.tokenizer= to save none");
 }
 
 void warn_of_others(const RunConfig& c, const std::string& dir) {
@@ -114,10 +118,10 @@ void warn_of_others(const RunConfig& c, const std::string& dir) {
                 ": a later --resume auto continues that one; give this run a checkpoint.dir of its own");
 }
 
-std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, Host& host) {
+std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, const Data& data, Host& host) {
   const std::string dir = c.checkpoint.dir;
   if (dir.empty() || host.rank() != 0) return nullptr;
-  check_tokenizer(c);
+  check_tokenizer(c, data.train.tokenizer_fingerprint());
   auto folder = std::make_unique<RunFolder>(dir);
   warn_of_others(c, dir);
   return folder;
@@ -131,7 +135,7 @@ class Run {
         host_(host),
         planner_(planner),
         data_(open_data(config_)),
-        folder_(hold_folder(config_, host)),
+        folder_(hold_folder(config_, data_, host)),
         watch_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
@@ -151,6 +155,8 @@ class Run {
     const int64_t last = total_steps(config_), begin = trainer_->steps_done();
     metrics_->start(begin, last);
     logged_ = begin;
+    if (begin >= last && host_.rank() == 0)
+      log_info("all ", last, " steps are done: raise training.steps or training.tokens to go on");
     while (trainer_->steps_done() < last) {
       watchdog_.enter(Phase::step, trainer_->steps_done() + 1);
       trainer_->step(samples_);

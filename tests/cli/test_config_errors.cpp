@@ -1,5 +1,5 @@
 // What is wrong with a config or an override is refused with its place, before anything is computed.
-#include "cli/run.h"
+#include "cli/tiny_run.h"
 
 namespace octet {
 namespace {
@@ -58,6 +58,36 @@ TEST(ConfigErrors, OptionsThatContradict) {
 
 TEST(ConfigErrors, MissingTokenFile) {
   expect_refused(octet_says({"train", kTiny, "data.train=no/such.tokens"}), {"no/such.tokens"});
+}
+
+TEST(ConfigErrors, ANameOfNoConfig) {
+  const auto says = [](const std::string& folder, const std::string& config) {
+    return run({"sh", "-c", concat("cd '", folder, "' && ", OCTET_BINARY, " plan '", config, "'")});
+  };
+  const std::string root = CONFIGS "/..";
+  for (const char* name : {"tiny_llama", "tiny-llama.json", "tiny_lama.json"})
+    expect_refused(says(root, name), {concat("'", name, "'"), "did you mean configs/tiny_llama.json?"});
+  expect_refused(says(root, "configs/llama2_7b.jsn"), {"did you mean configs/llama2_7b.json?"});
+  const Scratch empty;
+  expect_refused(says(empty / "", "tiny_llama"),
+                 {"'tiny_llama'", "relative to " + (empty / "").parent_path().string()});
+  expect_refused(octet_says({"plan", empty / ""}), {"is a folder"});
+  expect_refused(octet_says({"plan", kTiny, "model={\"config\": \"no/such/config.json\"}"}),
+                 {"tiny_llama.json: model.config", "no/such/config.json"});
+}
+
+TEST(ConfigErrors, ASectionForAnOption) {
+  expect_refused(octet_says({"plan", kTiny, "training=5"}),
+                 {"training is a section", "training.", "octet help config"});
+}
+
+TEST(ConfigErrors, ATokenizerThatIsNotThatOfTheTokens) {
+  const TinyRun tiny;
+  const std::string other = "data.tokenizer=" + tiny.path("other.model");
+  tiny.folder().write("other.model", read_file(tiny.path("tokenizer.model")) + "x");
+  expect_refused(tiny.train({other}), {"other.model", "another tokenizer", "train.tokens"});
+  EXPECT_FALSE(std::filesystem::exists(tiny.path("run")));
+  expect_done(tiny.train({other, "checkpoint.dir="}), {"step 10/10"});  // nobody keeps it
 }
 
 TEST(ConfigErrors, DeviceThatIsNotThere) {

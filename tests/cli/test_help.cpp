@@ -59,6 +59,7 @@ TEST(Help, AFullDiskIsNoSuccess) {
 }
 
 TEST(CommandLine, UnknownCommandsAndOptionsAreRefusedWithASuggestion) {
+  expect_refused(octet_says({"version"}), {"unknown command version", "did you mean --version?"});
   expect_refused(octet_says({"trian"}), {"unknown command trian", "did you mean", "train", "octet help"});
   expect_refused(octet_says({"help", "verfy"}), {"verfy", "did you mean", "verify"});
   expect_refused(octet_says({"train", "c.json", "--resum", "auto"}),

@@ -72,6 +72,28 @@ TEST(Readme, ItsCommandsAreThere) {
     EXPECT_TRUE(seen.contains(command)) << command;
 }
 
+// What needs neither a GPU nor data must do as it is printed: in the README, and in the help of the commands.
+TEST(Readme, ItsPlansCanBeMade) {
+  std::vector<std::string> lines = commands_of_readme();
+  for (const char* command : {"plan", "train"}) {
+    std::istringstream help(octet_says({command, "--help"}).out);
+    for (std::string line; std::getline(help, line);)
+      if (line.starts_with("  octet ")) lines.push_back(line);
+  }
+  int made = 0;
+  for (const std::string& line : lines) {
+    const std::vector<std::string> words = words_of(line);
+    if (words.size() < 3 || words[0] != "octet") continue;
+    if (words[1] != "plan" && std::ranges::find(words, "--dry-run") == words.end()) continue;
+    std::string all = OCTET_BINARY;
+    for (size_t i = 1; i < words.size(); ++i) all += " " + words[i];
+    SCOPED_TRACE(line);
+    expect_done(run({"sh", "-c", "cd '" + kRoot + "' && " + all}), {"parameters"});
+    ++made;
+  }
+  EXPECT_GE(made, 4);
+}
+
 TEST(Readme, ItsKeysAndConfigsAreThere) {
   const std::set<std::string> keys = keys_of_configs();
   const std::string text = read_file(kRoot + "/README.md");

@@ -98,7 +98,7 @@ TEST(Train, AnotherTokenizerIsRefused) {
 TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
   const TinyRun tiny;
   const Ran folder = tiny.train({"data.tokenizer=" + tiny.path("")});
-  expect_refused(folder, {tiny.path(""), "not a regular file"});
+  expect_refused(folder, {tiny.path(""), "is a folder: name a file"});
   EXPECT_FALSE(has(folder.out, "step 1/")) << folder;
   const Ran none = tiny.train({"data.tokenizer=" + tiny.path("none.model"), "training.eval_every=5"});
   expect_done(none, {"step 10/10"});
@@ -137,6 +137,12 @@ TEST(Bench, ReportsOneLineOfJson) {
   EXPECT_TRUE(report.contains("profile"));
 }
 
+TEST(Train, ARunThatIsDoneSaysSo) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  expect_done(tiny.train(), {"resumed from", "all 10 steps are done: raise training.steps"});
+}
+
 TEST(Tokenize, JsonlTextAndBadInput) {
   const TinyRun tiny;
   tiny.folder().write("a.jsonl", "{\"text\": \"one two\"}\n\n{\"text\": \"three\"}\n");
@@ -151,6 +157,8 @@ TEST(Tokenize, JsonlTextAndBadInput) {
                  {"none.txt"});
   expect_refused(octet_says({"tokenize", "--tokenizer", small_text(), "--input", small_text(), "--out", out}),
                  {"saltmarsh.txt"});
+  expect_refused(octet_says({"tokenize", "--tokenizer", model, "--input", tiny.path("train.tokens"), "--out", out}),
+                 {"train.tokens", "is a token file, no text"});
   EXPECT_GT(std::filesystem::file_size(out), 128u);  // what stood there is whole
 }
 

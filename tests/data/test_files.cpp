@@ -128,7 +128,7 @@ TEST(Files, ARunsFolderIsHeldOnce) {
 TEST(Files, MissingOrWrongNamesAreErrorsWithARemedy) {
   const Scratch dir;
   EXPECT_TRUE(has(error_of<InputError>([&] { read_file(dir / "none"); }), "check the name"));
-  EXPECT_TRUE(has(error_of<InputError>([&] { read_file(dir / ""); }), "not a regular file"));
+  EXPECT_TRUE(has(error_of<InputError>([&] { read_file(dir / ""); }), "is a folder: name a file"));
   EXPECT_TRUE(has(error_of<InputError>([&] { write_file(dir / "no/folder", "x"); }), "create its folder"));
   EXPECT_TRUE(has(error_of<InputError>([&] { write_file(dir / "", "x"); }), "name a file"));
 }
