@@ -39,6 +39,18 @@ bool is_device(const fs::path& path) {
   return (name.starts_with("/dev/") && !name.starts_with("/dev/shm/")) || name.starts_with("/proc/");
 }
 
+// What a chain of links leads to, there or not: a rename would put a file in the place of the link.
+fs::path followed(const fs::path& name) {
+  constexpr int kMost = 40;  // as many as the kernel follows
+  fs::path path = name;
+  std::error_code none;
+  for (int i = 0; fs::is_symlink(path, none); ++i) {
+    if (i == kMost) refused_path("write", name, ELOOP);
+    path = path.parent_path() / fs::read_symlink(path);
+  }
+  return path;
+}
+
 struct Closer {
   int fd;
   ~Closer() {
@@ -186,7 +198,7 @@ FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
   std::error_code ignored;
   if (fs::is_directory(path_, ignored)) bad_input("cannot write '", path_.string(), "': it is a folder: name a file");
   const bool direct = is_device(path_) || (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored));
-  if (!direct) temp_ = path_.string() + ".tmp";
+  if (!direct) path_ = followed(path_), temp_ = path_.string() + ".tmp";
   // What is written directly goes behind what the shell's > or >> left there.
   fd_ = direct ? open_or_throw(path_, O_WRONLY | O_APPEND, "write") : open_alone(temp_, path_);
   buffer_.reserve(kBufferBytes);

@@ -51,8 +51,8 @@ class LongRead {
 
 // Writes to NAME.tmp in constant memory, and is the only one that does (a second is an InputError); commit() flushes,
 // fsyncs, renames it to NAME and fsyncs the folder. Without commit() the temporary file is removed and a file that
-// stood under NAME stays as it was. A NAME that exists and is not a regular file (a pipe), or lies below /dev
-// (/dev/stdout), is written directly.
+// stood under NAME stays as it was. Of a link, NAME is what it leads to. A NAME that exists and is not a regular file
+// (a pipe), or lies below /dev (/dev/stdout), is written directly.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);

@@ -4,6 +4,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "config/config_file.h"
 #include "data/checkpoints.h"
 #include "data/checksums.h"
@@ -131,8 +132,10 @@ static void drop_old(const fs::path& dir, int64_t step, int64_t keep) {
   std::vector<fs::path> all = complete_checkpoints(dir);
   std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
-    if (!fs::is_symlink(all[i])) fs::remove(all[i] / "COMPLETE");  // first: half removed it is none
-    fs::remove_all(all[i]);                                        // of a link, not what it leads to
+    std::error_code error;
+    if (!fs::is_symlink(all[i])) fs::remove(all[i] / "COMPLETE", error);  // first: half removed it is none
+    if (!error) fs::remove_all(all[i], error);                            // of a link, not what it leads to
+    if (error) log_warning("cannot remove the old checkpoint ", all[i].string(), ": ", error.message());
   }
 }
 

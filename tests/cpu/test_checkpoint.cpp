@@ -95,6 +95,17 @@ TEST_F(Checkpoint, KeepsTheNewest) {
   EXPECT_EQ(saved(), (std::vector<std::string>{"step-00000003", "step-00000004", "step-00000006"}));
 }
 
+TEST_F(Checkpoint, AnOldOneThatCannotBeRemovedEndsNoRun) {
+  TinyTrainer t(config({"checkpoint.keep=1"}));
+  t.run(1);
+  const fs::path old = t.save();
+  fs::remove(old / "COMPLETE");
+  fs::create_directories(old / "COMPLETE/held");  // as the user's permissions would hold it
+  t.run(1);
+  EXPECT_EQ(t.save(), dir() / "step-00000002");
+  EXPECT_EQ(saved(), (std::vector<std::string>{"step-00000001", "step-00000002"}));
+}
+
 TEST_F(Checkpoint, WithoutMomentsTheOptimizerStartsFresh) {
   TinyTrainer t(config());
   t.run(3);

@@ -11,6 +11,21 @@
 namespace octet {
 namespace {
 
+TEST(Files, WhatALinkNamesIsWrittenAndTheLinkStays) {
+  const Scratch folder;
+  std::filesystem::create_directory(folder / "there");
+  folder.write("there/real", "before");
+  std::filesystem::create_symlink("there/real", folder / "link");
+  write_file(folder / "link", "after");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "there/real"), "after");
+  std::filesystem::create_symlink("there/new", folder / "dangling");
+  write_file(folder / "dangling", "made");
+  EXPECT_EQ(read_file(folder / "there/new"), "made");
+  std::filesystem::create_symlink("loop", folder / "loop");
+  EXPECT_TRUE(has(error_of<InputError>([&] { write_file(folder / "loop", "?"); }), "loop"));
+}
+
 TEST(Files, ReadBackWhatWasWritten) {
   const Scratch dir;
   std::string big(3 << 20, 'x');
