@@ -140,6 +140,25 @@ class Gpu {
                        a);
     return {o.get(stream_), lse.get(stream_), dqkv.get(stream_)};
   }
+  // With o and lse of the forward kernel in use, in bf16.
+  Result backward_by_mma_sync(const Attention& a, const Doubles& qkv_in, const Doubles& d_o_in) {
+    const size_t heads = size_t(a.B * a.T * a.heads.H);
+    Memory qkv(device_, stream_, DType::bf16, qkv_in.size()), dqkv(device_, stream_, DType::bf16, qkv_in.size());
+    Memory o(device_, stream_, DType::bf16, d_o_in.size()), d_o(device_, stream_, DType::bf16, d_o_in.size());
+    Memory lse(device_, stream_, DType::f32, heads), delta(device_, stream_, DType::f32, heads);
+    Memory forward(device_, stream_, DType::e4m3,
+                   size_t(attention_forward_workspace(device_.target(), a, DType::bf16)));
+    qkv.set(stream_, qkv_in), d_o.set(stream_, d_o_in);
+    native_attention_forward(stream_, {o.tensor(), lse.tensor(), qkv.tensor(), forward.tensor()}, a);
+    const AttentionBackward t{.dqkv = dqkv.tensor(),
+                              .d_o = d_o.tensor(),
+                              .o = o.tensor(),
+                              .lse = lse.tensor(),
+                              .qkv = qkv.tensor(),
+                              .workspace = delta.tensor()};
+    attention_backward_q_bf16(stream_, t, a), attention_backward_kv_bf16(stream_, t, a);
+    return {o.get(stream_), lse.get(stream_), dqkv.get(stream_)};
+  }
   using Kernel = void(Stream&, const AttentionForward&, const Attention&);
   Result forward(Kernel kernel, const Attention& a, const Doubles& qkv_in) {  // in bf16
     const size_t heads = size_t(a.B * a.T * a.heads.H);
@@ -199,7 +218,9 @@ std::vector<Attention> shapes() {
     all.push_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 3, 200));
     all.push_back(shape({.H = 8, .G = 1, .D = D}, 1, 300));
     all.push_back(shape({.H = 8, .G = 8, .D = D}, 1, 129));
-    all.push_back(shape({.H = 8, .G = 2, .D = D}, 13, 261));  // more row tiles than multiprocessors
+    all.push_back(shape({.H = 8, .G = 2, .D = D}, 13, 261));   // more row tiles than multiprocessors
+    all.push_back(shape({.H = 16, .G = 16, .D = D}, 4, 290));  // more key tiles
+    all.push_back(shape({.H = 12, .G = 3, .D = D}, 1, 700));
   }
   all.push_back(shape({.H = 1, .G = 1, .D = 64}, 1, 1500));
   return all;
@@ -212,6 +233,7 @@ std::vector<Attention> windowed() {
     for (int64_t window : {1, 7, 200, 5000}) all.push_back(shape({.H = 2, .G = 1, .D = D}, 1, 512, window));
     all.push_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 2, 1000, 64));  // rows beyond T see no tile
     all.push_back(shape({.H = 16, .G = 2, .D = D}, 7, 390, 100));
+    all.push_back(shape({.H = 18, .G = 18, .D = D, .interleaved = true}, 3, 301, 130));
   }
   return all;
 }
@@ -254,6 +276,13 @@ TEST_F(GpuAttention, Bf16IsItsDefinitionAndRepeats) {
   Gpu gpu(AttentionKind::native);
   check(gpu, shapes(), DType::bf16);
 }
+TEST_F(GpuAttention, Bf16OfFewTiles) {  // small enough for compute-sanitizer's racecheck
+  Gpu gpu(AttentionKind::native);
+  std::vector<Attention> few;
+  for (int64_t D : {64, 128})
+    for (int64_t window : {0, 70}) few.push_back(shape({.H = 4, .G = 2, .D = D}, 2, 270, window));
+  check(gpu, few, DType::bf16);
+}
 TEST_F(GpuAttention, Bf16WithAWindow) {
   Gpu gpu(AttentionKind::cudnn);  // cuDNN is not asked for windows
   check(gpu, windowed(), DType::bf16);
@@ -283,6 +312,16 @@ TEST_F(GpuAttention, ForwardWithoutHoppersKernel) {
       const Result got = gpu.forward(attention_forward_bf16, a, qkv);
       EXPECT_LE(error(got.o, want.o), 4e-3) << name(a);
       EXPECT_LE(error(got.lse, want.lse), 2e-6) << name(a);
+    }
+}
+TEST_F(GpuAttention, BackwardWithoutHoppersKernels) {
+  Gpu gpu(AttentionKind::native);
+  for (int64_t D : {64, 128})
+    for (int64_t window : {0, 100}) {
+      const Attention a = shape({.H = 4, .G = 2, .D = D}, 2, 333, window);
+      const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
+      const Doubles d_o = inputs(size_t(a.B * a.T * a.heads.H * D), 2, DType::bf16);
+      expect_near(gpu.backward_by_mma_sync(a, qkv, d_o), Reference(a, qkv, d_o).result(), a, DType::bf16);
     }
 }
 TEST_F(GpuAttention, F32IsItsDefinitionAndRepeats) {

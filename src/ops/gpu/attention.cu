@@ -32,7 +32,9 @@ void native_attention_forward(Stream& s, const AttentionForward& t, const Attent
 }
 
 void native_attention_backward(Stream& s, const AttentionBackward& t, const Attention& a) {
-  if (t.qkv.dtype == DType::bf16) attention_backward_q_bf16(s, t, a), attention_backward_kv_bf16(s, t, a);
+  if (attention_on_hopper(s.target(), a, t.qkv.dtype))
+    attention_backward_q_hopper(s, t, a), attention_backward_kv_hopper(s, t, a);
+  else if (t.qkv.dtype == DType::bf16) attention_backward_q_bf16(s, t, a), attention_backward_kv_bf16(s, t, a);
   else attention_backward_f32(s, t, a);
 }
 
