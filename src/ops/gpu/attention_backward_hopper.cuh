@@ -27,11 +27,11 @@ inline Backward backward_of(const AttentionBackward& t, const Attention& a, cons
 }
 
 // A block owns two tiles of kOwn rows, 64 a warpgroup; pairs of tiles across, of kAcross rows each, come through
-// stages. kKeep: the own rows, which are left factors, stay in registers.
-template <int kD_, int kAcross_, int kStages_, int kGroups_, bool kKeep_>
+// stages. The own rows, which are left factors, are read from shared memory for every product: kept in registers for a
+// whole loop, ptxas 13.0 gives these to other values after the first tile.
+template <int kD_, int kAcross_, int kStages_, int kGroups_>
 struct BackwardForm {
   static constexpr int kD = kD_, kAcross = kAcross_, kStages = kStages_, kGroups = kGroups_;
-  static constexpr bool kKeep = kKeep_;
   static constexpr int kOwn = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kOwnBytes = kOwn * kD * 2, kAcrossBytes = kAcross * kD * 2;
   static constexpr int kComputing = kGroups == 2 ? 240 : 160, kLoading = kGroups == 2 ? 24 : 32;  // registers
@@ -86,26 +86,16 @@ __device__ inline void load_rows(uint32_t to, const CUtensorMap& map, int column
 // The warpgroup's rows of an own tile, as left factor of products over the head size.
 template <class F>
 struct OwnRows {
-  static constexpr int kD = F::kD;
-  uint32_t tile, kept[F::kKeep ? kD / 16 : 1][4];
-  __device__ explicit OwnRows(uint32_t from) : tile(from) {
-    if constexpr (F::kKeep) {
-      static_assert(kD == 64);
-      const uint32_t lane = lane_address<kD>(from, int(threadIdx.x) % 128 / 32 * 16);
-#pragma unroll
-      for (int k = 0; k < kD / 16; ++k) load_fragment(kept[k], fragment_at<kD>(lane, 0, k));
-    }
-  }
+  uint32_t tile;
   // d (64, kR * 2) = rows y^T;  y: as many rows of a tile across as d has columns
   template <int kR>
   __device__ void product(float (&d)[kR], uint32_t y) const {
     const uint64_t left = descriptor(uniform(int(tile)), false), right = descriptor(y, false);
 #pragma unroll
-    for (int k = 0; k < kD / 16; ++k) {
+    for (int k = 0; k < F::kD / 16; ++k) {
       const int block = k / 4, in_block = k % 4 * int(kStepOf16<false>);
-      const uint64_t to_right = advanced(right, block * (F::kAcross * 128 >> 4) + in_block);
-      if constexpr (F::kKeep) wgmma_bf16<false>(d, kept[k], to_right, k > 0);
-      else wgmma_bf16<false, false>(d, advanced(left, block * (F::kOwn * 128 >> 4) + in_block), to_right, k > 0);
+      wgmma_bf16<false, false>(d, advanced(left, block * (F::kOwn * 128 >> 4) + in_block),
+                               advanced(right, block * (F::kAcross * 128 >> 4) + in_block), k > 0);
     }
   }
 };

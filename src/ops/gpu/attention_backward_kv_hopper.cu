@@ -133,7 +133,7 @@ __device__ inline void contract(const Backward& x, const Shared<F>& shared, cons
   static_assert(F::kStages > F::kGroups);  // it passes tiles also where the next head's begin
   const BackwardParams& p = x.p;
   const float scale = p.scale * kLog2e;
-  const OwnRows<F> k(own), v(own + F::kOwnBytes);
+  const OwnRows<F> k{own}, v{own + F::kOwnBytes};
   Ring<F::kStages> ring;
   Cursor<F> cursor(shared, p, ring, at, row);
   int busy = -1;  // the stage that the products of the last tile read
@@ -229,7 +229,7 @@ void run_kv(Stream& s, const AttentionBackward& t, const Attention& a) {
 }  // namespace hopper
 
 void attention_backward_kv_hopper(Stream& s, const AttentionBackward& t, const Attention& a) {
-  if (a.heads.D == 64) hopper::run_kv<hopper::BackwardForm<64, 64, 4, 2, false>>(s, t, a);
-  else hopper::run_kv<hopper::BackwardForm<128, 64, 3, 2, false>>(s, t, a);
+  if (a.heads.D == 64) hopper::run_kv<hopper::BackwardForm<64, 64, 4, 2>>(s, t, a);
+  else hopper::run_kv<hopper::BackwardForm<128, 64, 3, 2>>(s, t, a);
 }
 }  // namespace octet::BACKEND

@@ -114,7 +114,7 @@ __device__ inline void contract(const Backward& x, const Shared<F>& shared, Curs
   constexpr int kAcross = F::kAcross, kParts = kAcross / 64;
   const BackwardParams& p = x.p;
   const float scale = p.scale * kLog2e;
-  const OwnRows<F> q(own), d_o(own + F::kOwnBytes);
+  const OwnRows<F> q{own}, d_o{own + F::kOwnBytes};
   int busy = -1;  // the stage that the products of the last tile read
 #pragma unroll 1
   while (cursor.find()) {
@@ -205,7 +205,7 @@ void run_q(Stream& s, const AttentionBackward& t, const Attention& a) {
 }  // namespace hopper
 
 void attention_backward_q_hopper(Stream& s, const AttentionBackward& t, const Attention& a) {
-  if (a.heads.D == 64) hopper::run_q<hopper::BackwardForm<64, 128, 4, 2, false>>(s, t, a);
-  else hopper::run_q<hopper::BackwardForm<128, 128, 2, 2, false>>(s, t, a);
+  if (a.heads.D == 64) hopper::run_q<hopper::BackwardForm<64, 128, 4, 2>>(s, t, a);
+  else hopper::run_q<hopper::BackwardForm<128, 128, 2, 2>>(s, t, a);
 }
 }  // namespace octet::BACKEND
