@@ -115,11 +115,6 @@ __device__ inline void round_to(uint32_t (&x)[kK][4], const float (&d)[kR]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[k][i] = pack(d[k * 8 + i * 2], d[k * 8 + i * 2 + 1]);
 }
-template <int kK>
-__device__ inline void hold(uint32_t (&x)[kK][4]) {
-#pragma unroll
-  for (int k = 0; k < kK; ++k) hold(x[k]);
-}
 
 // A warpgroup's 64 rows on their way out: to its rows of a tile, then by bulk copies.
 template <int kRows, int kR>
