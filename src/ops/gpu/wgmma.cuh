@@ -22,11 +22,6 @@ __device__ inline void hold(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int kCount>
-__device__ inline void hold(uint32_t (&a)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
-}
 
 // Of a tile in blocks of lines of 128 bytes, swizzled by 128 bytes: lines are rows and hold the contracted axis, or
 // (turned) lines are steps along the contracted axis and hold 64 rows; the next 64 rows are the next block.
