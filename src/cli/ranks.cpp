@@ -94,7 +94,8 @@ RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& e
 }
 
 int64_t count_ranks(const Arguments& arguments, const Host* mpi) {
-  const int64_t asked = arguments.integer("ranks", 1);
+  constexpr int64_t kMost = 1'000'000;  // beyond any cluster, and what a batch times ranks has room for
+  const int64_t asked = arguments.integer("ranks", 1, kMost);
   if (!mpi) return asked;
   if (arguments.has("ranks") && asked != mpi->size())
     bad_input("--ranks ", asked, ", but ", mpi->size(), " ranks were started by mpirun: leave --ranks out");

@@ -64,6 +64,11 @@ TEST(Plan, RefusesWhatNoMachineHolds) {
   }
 }
 
+TEST(Plan, RefusesMoreRanksThanItCounts) {  // 2^32 + 1 of them were planned as one
+  for (const char* ranks : {"4294967297", "9223372036854775807"})
+    expect_refused(octet_says({"plan", CONFIGS "/tiny_llama.json", "--ranks", ranks}), {"--ranks", "1000000"});
+}
+
 TEST(Plan, RefusesWhatTheCardCannotDo) {
   expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--target", "a100", "fp8.enabled=true"}),
                  {"compute capability 8.0", "fp8.enabled=false"});
