@@ -12,7 +12,7 @@ inline int64_t partial_rows(const Target& t) { return t.cuda ? 2 * t.multiproces
 inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiprocessors : 64; }
 
 // Who attends on a card: cuDNN where these say so, else our kernels. Of the two, `automatic` takes what is faster on an
-// H200 (scripts/bench/RESULTS.md): our forward, and our backward of head size 64 or where bits must repeat.
+// H200 (scripts/bench/RESULTS.md): our forward, and our backward where bits must repeat.
 inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // by kernels made for it
   return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
 }
@@ -24,7 +24,7 @@ inline bool cudnn_attends_forward(const Target& t, const Attention& a, DType pla
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !attention_on_hopper(t, a, plain));
 }
 inline bool cudnn_attends_backward(const Target& t, const Attention& a, DType plain) {
-  const bool ours = attention_on_hopper(t, a, plain) && (t.deterministic || a.heads.D == 64);
+  const bool ours = attention_on_hopper(t, a, plain) && t.deterministic;
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !ours);
 }
 // Bytes of the attention workspaces.
