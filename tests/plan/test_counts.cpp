@@ -159,6 +159,7 @@ TEST(Workspace, FollowsTheTarget) {
   EXPECT_EQ(attention_forward_workspace(t, a, DType::bf16), 4);  // a counter
   EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta);
   t.attention = AttentionKind::cudnn;
+  EXPECT_EQ(attention_forward_workspace(t, a, DType::bf16), kCudnnSlack);
   EXPECT_EQ(attention_backward_workspace(t, a, DType::f32), delta);  // cuDNN takes bf16 only
   const int64_t scores = int64_t{32} * 4096 * 4096 * 2;  // one sequence at a time; its dk and dv of each query head
   EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta + scores + dq / 2 + kCudnnSlack);
