@@ -12,7 +12,7 @@ inline int64_t partial_rows(const Target& t) { return t.cuda ? 2 * t.multiproces
 inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiprocessors : 64; }
 
 // Who attends on a card: cuDNN where these say so, else our kernels. Of the two, `automatic` takes what is faster on an
-// H200 (scripts/bench/RESULTS.md): our forward, and our backward where bits must repeat.
+// H200 (scripts/bench/RESULTS.md): our forward, and our backward of head size 64 or where bits must repeat.
 inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // by kernels made for it
   return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
 }
@@ -24,7 +24,7 @@ inline bool cudnn_attends_forward(const Target& t, const Attention& a, DType pla
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !attention_on_hopper(t, a, plain));
 }
 inline bool cudnn_attends_backward(const Target& t, const Attention& a, DType plain) {
-  const bool ours = attention_on_hopper(t, a, plain) && t.deterministic;
+  const bool ours = attention_on_hopper(t, a, plain) && (t.deterministic || a.heads.D == 64);
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !ours);
 }
 // Bytes of the attention workspaces.
@@ -48,9 +48,14 @@ inline AttentionSlice attention_slice(const Attention& a) {
   return s;
 }
 
+// Between Hopper's two backward kernels: of each tile of 64 query rows their log-sums, then their delta, fp32, of one
+// (batch, head) after the other; zeros beyond T.
+inline constexpr int64_t kRowStatistics = 2 * 64;
+inline int64_t row_tiles(int64_t T) { return (T + 127) / 128 * 2; }  // dq's blocks own two
+
 // The parts of the backward workspace, in this order, each starting at a multiple of 256 bytes.
 struct AttentionParts {
-  int64_t delta = 0;  // (B,H,T) f32, rowsum(do*o)
+  int64_t delta = 0;  // (B,H,T) f32, rowsum(do*o); Hopper's kernels: kRowStatistics of each tile of rows
   int64_t dq = 0;     // (N,H*D) f32, where cuDNN sums dq over tiles of keys by atomic additions
   int64_t own = 0;    // cuDNN's
   int64_t total() const { return delta + dq + own; }
@@ -58,7 +63,8 @@ struct AttentionParts {
 inline AttentionParts attention_backward_parts(const Target& t, const Attention& a, DType plain) {
   if (!t.cuda) return {};
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  AttentionParts parts{.delta = aligned(a.B * a.heads.H * a.T * 4)};
+  const bool in_tiles = attention_on_hopper(t, a, plain);
+  AttentionParts parts{.delta = aligned(a.B * a.heads.H * (in_tiles ? row_tiles(a.T) * kRowStatistics : a.T) * 4)};
   if (!cudnn_attends_backward(t, a, plain)) return parts;
   const AttentionSlice slice = t.deterministic ? attention_slice(a) : AttentionSlice{.B = a.B, .G = a.heads.G};
   if (!t.deterministic) parts.dq = aligned(a.B * a.T * a.heads.H * a.heads.D * 4);

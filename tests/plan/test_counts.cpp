@@ -155,19 +155,24 @@ TEST(Workspace, FollowsTheTarget) {
   EXPECT_EQ(attention_backward_workspace(t, a, DType::f32), 0);
   t = {.cuda = true, .compute_capability = 90, .multiprocessors = 132};
   const int64_t delta = 2 * 32 * 4096 * 4, dq = 2 * 4096 * 4096 * 4;
+  const int64_t rows = 2 * delta;  // Hopper's kernels in bf16: the log-sums beside delta
   EXPECT_EQ(attention_forward_workspace(t, a, DType::f32), 0);
   EXPECT_EQ(attention_forward_workspace(t, a, DType::bf16), 4);  // a counter
-  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta);
+  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), rows);
   t.attention = AttentionKind::cudnn;
   EXPECT_EQ(attention_forward_workspace(t, a, DType::bf16), kCudnnSlack);
   EXPECT_EQ(attention_backward_workspace(t, a, DType::f32), delta);  // cuDNN takes bf16 only
   const int64_t scores = int64_t{32} * 4096 * 4096 * 2;  // one sequence at a time; its dk and dv of each query head
-  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta + scores + dq / 2 + kCudnnSlack);
+  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), rows + scores + dq / 2 + kCudnnSlack);
   t.attention = AttentionKind::automatic;  // our own where bits must repeat
-  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta);
+  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), rows);
   t.deterministic = false;
-  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), delta + dq + dq + kCudnnSlack);
+  EXPECT_EQ(attention_backward_workspace(t, a, DType::bf16), rows + dq + dq + kCudnnSlack);
   EXPECT_EQ(attention_forward_workspace(t, a, DType::bf16), 4);
+  const Attention odd{.heads = {.H = 8, .G = 2, .D = 64}, .B = 3, .T = 129};  // whole pairs of tiles; ours at D 64
+  EXPECT_EQ(attention_backward_workspace(t, odd, DType::bf16), 3 * 8 * 256 * 8);
+  t.compute_capability = 100;  // no kernel of ours is made for it
+  EXPECT_EQ(attention_backward_parts(t, odd, DType::bf16).delta, (3 * 8 * 129 * 4 + 255) / 256 * 256);
 }
 
 }  // namespace

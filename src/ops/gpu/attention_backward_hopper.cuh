@@ -7,12 +7,18 @@
 #include "ops/gpu/hopper.cuh"
 #include "ops/gpu/tensor_map.h"
 #include "ops/gpu/wgmma.cuh"
+#include "ops/workspace.h"
 
 namespace octet::BACKEND::hopper {
 
 struct Backward {
   CUtensorMap qkv, d_o, dqkv;  // (columns, T, B) in blocks of 64 columns and 64 rows
   BackwardParams p;
+  float* statistics;  // (B, H, tiles of 64 rows, 2, 64): -lse log2(e) and delta, zeros beyond T
+  int row_tiles;
+  __device__ float* statistics_of(int b, int h, int row) const {  // the log-sum of a row; its delta 64 further
+    return statistics + ((int64_t(b) * p.H + h) * row_tiles + row / 64) * kRowStatistics + row % 64;
+  }
 };
 
 inline CUtensorMap sequences(const bf16* base, int64_t columns, const Attention& a) {
@@ -20,6 +26,7 @@ inline CUtensorMap sequences(const bf16* base, int64_t columns, const Attention&
 }
 inline Backward backward_of(const AttentionBackward& t, const Attention& a, const Schedule& schedule) {
   Backward x{.p = backward_params(t, a, schedule)};
+  x.statistics = static_cast<float*>(t.workspace.data), x.row_tiles = int(row_tiles(a.T));
   x.qkv = sequences(x.p.qkv, a.heads.width(), a);
   x.dqkv = sequences(x.p.dqkv, a.heads.width(), a);
   x.d_o = sequences(x.p.d_o, a.heads.H * a.heads.D, a);
@@ -33,11 +40,11 @@ template <int kD_, int kAcross_, int kStages_, int kGroups_>
 struct BackwardForm {
   static constexpr int kD = kD_, kAcross = kAcross_, kStages = kStages_, kGroups = kGroups_;
   static constexpr int kOwn = 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kOwnBytes = kOwn * kD * 2, kAcrossBytes = kAcross * kD * 2;
+  static constexpr int kOwnBytes = kOwn * kD * 2, kAcrossBytes = kAcross * kD * 2, kRowsBytes = 2 * kAcross * 4;
   static constexpr int kComputing = kGroups == 2 ? 240 : 160, kLoading = kGroups == 2 ? 24 : 32;  // registers
   // Shared memory: own tiles, stages, two numbers for each row of a stage, barriers
   static constexpr int kStagesAt = 2 * kOwnBytes, kRowsAt = kStagesAt + kStages * 2 * kAcrossBytes;
-  static constexpr int kBarriersAt = kRowsAt + kStages * 2 * kAcross * 4;
+  static constexpr int kBarriersAt = kRowsAt + kStages * kRowsBytes;
   static constexpr int kSharedBytes = kBarriersAt + 16 * kStages + 8 + 1024;  // 1024: for alignment
   // A warpgroup that passes tiles on its way to the next one, up to kGroups - 1, has not given back the one before.
   static_assert(kSharedBytes <= 232448 && kStages >= kGroups);
@@ -47,21 +54,18 @@ template <class F>
 struct Shared {
   uint32_t start;
   __device__ explicit Shared(const void* dynamic) : start((shared_address(dynamic) + 1023) & ~1023u) {}
-  __device__ void init(int arrivals_for_full) const {
-    for (int s = 0; s < F::kStages; ++s)
-      barrier_init(full(s), arrivals_for_full), barrier_init(empty(s), 4 * F::kGroups);
+  __device__ void init() const {
+    for (int s = 0; s < F::kStages; ++s) barrier_init(full(s), 1), barrier_init(empty(s), 128 * F::kGroups);
     barrier_init(own_full(), 1);
     fence_barrier_init();
   }
   __device__ uint32_t own() const { return start; }  // and kOwnBytes behind it
   __device__ uint32_t across(int stage) const { return start + F::kStagesAt + stage * 2 * F::kAcrossBytes; }
-  __device__ uint32_t rows(int stage) const { return start + F::kRowsAt + stage * 2 * F::kAcross * 4; }
+  __device__ uint32_t rows(int stage) const { return start + F::kRowsAt + stage * F::kRowsBytes; }
   __device__ uint32_t full(int stage) const { return start + F::kBarriersAt + stage * 16; }
   __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
   __device__ uint32_t own_full() const { return full(F::kStages); }
-  __device__ void release(int stage) const {  // a warp's part
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty(stage));
-  }
+  __device__ void release(int stage) const { barrier_arrive(empty(stage)); }  // each lane that reads says so
 };
 
 template <int kStages>

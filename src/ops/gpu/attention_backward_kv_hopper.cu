@@ -25,7 +25,7 @@ struct Item {
 };
 
 template <class F>
-__device__ void produce_tiles(const Backward& x, const Shared<F>& shared, const Item& at) {
+__device__ void produce(const Backward& x, const Shared<F>& shared, const Item& at) {
   const BackwardParams& p = x.p;
   const int group = p.H / p.G;
   const int k_column = int(p.layout.k0 + at.g * p.layout.kv_step), to_values = int(p.layout.v0 - p.layout.k0);
@@ -40,39 +40,11 @@ __device__ void produce_tiles(const Backward& x, const Shared<F>& shared, const 
       const int query0 = (at.first + i) * F::kAcross;
       const uint32_t q = shared.across(ring.stage), full = shared.full(ring.stage);
       barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-      barrier_expect(full, 2 * F::kAcrossBytes);
+      barrier_expect(full, 2 * F::kAcrossBytes + F::kRowsBytes);
       load_rows<F::kD, F::kAcross>(q, x.qkv, int(h * p.layout.q_step), query0, at.b, full);
       load_rows<F::kD, F::kAcross>(q + F::kAcrossBytes, x.d_o, h * F::kD, query0, at.b, full);
-    }
-}
-
-// -lse log2(e) and delta of each query; zeros beyond T: with q = do = 0 there, ds = 0.
-template <class F>
-__device__ void produce_rows(const Backward& x, const Shared<F>& shared, const Item& at) {
-  constexpr int kEach = F::kAcross / 32;
-  const BackwardParams& p = x.p;
-  const int group = p.H / p.G, lane = int(threadIdx.x) % 32;
-  Ring<F::kStages> ring;
-  for (int h = at.g * group; h < (at.g + 1) * group; ++h)
-#pragma unroll 1
-    for (int i = 0; i < at.tiles; ++i, ring.step()) {
-      const int query0 = (at.first + i) * F::kAcross;
-      const int64_t from = (int64_t(at.b) * p.H + h) * p.T + query0 + lane;
-      float lse[kEach], delta[kEach];
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        const bool in = query0 + lane + j * 32 < p.T;
-        lse[j] = in ? p.lse[from + j * 32] * -kLog2e : 0;
-        delta[j] = in ? p.delta[from + j * 32] : 0;
-      }
-      barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        const uint32_t to = shared.rows(ring.stage) + (lane + j * 32) * 4;
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(lse[j]) : "memory");
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + F::kAcross * 4), "f"(delta[j]) : "memory");
-      }
-      barrier_arrive(shared.full(ring.stage));
+      // 0 beyond T: with q = do = 0 there, ds = 0
+      load_bytes(shared.rows(ring.stage), x.statistics_of(at.b, h, query0), F::kRowsBytes, full);
     }
 }
 
@@ -100,7 +72,7 @@ struct Cursor {
   }
 };
 
-[[maybe_unused]] __device__ inline float2 two_rows(uint32_t from) {
+__device__ inline float2 two_rows(uint32_t from) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
   return x;
@@ -130,7 +102,7 @@ template <class F>
 __device__ inline void contract(const Backward& x, const Shared<F>& shared, const Item& at, int row, uint32_t own,
                                 float (&dk)[F::kD / 2], float (&dv)[F::kD / 2]) {
   constexpr int kAcross = F::kAcross;
-  static_assert(F::kStages > F::kGroups);  // it passes tiles also where the next head's begin
+  static_assert(F::kAcross == 64 && F::kStages > F::kGroups);  // it passes tiles also where the next head's begin
   const BackwardParams& p = x.p;
   const float scale = p.scale * kLog2e;
   const OwnRows<F> k{own}, v{own + F::kOwnBytes};
@@ -202,13 +174,12 @@ __global__ void __launch_bounds__(F::kThreads, 1) dkv_kernel(const __grid_consta
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other cards never get here
   extern __shared__ char dynamic[];
   const Shared<F> shared(dynamic);
-  if (threadIdx.x == 0) shared.init(1 + 32);  // a stage is full with its tiles and what each lane writes of its rows
+  if (threadIdx.x == 0) shared.init();
   __syncthreads();
   const Item at = Item::of<F>(x.p, int(blockIdx.x));
   if (threadIdx.x < 128) {
     give_registers<F::kLoading>();
-    if (threadIdx.x == 0) produce_tiles<F>(x, shared, at);
-    if (threadIdx.x / 32 == 1) produce_rows<F>(x, shared, at);
+    if (threadIdx.x == 0) produce<F>(x, shared, at);
   } else {
     take_registers<F::kComputing>();
     consume<F>(x, shared, at);

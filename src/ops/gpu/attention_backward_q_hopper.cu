@@ -1,5 +1,5 @@
-// dq for Hopper, and delta = rowsum(do * o) for the kernel of dk and dv: a thread block takes tiles of query rows of a
-// head, 64 a warpgroup, and goes through the keys that they see.
+// dq for Hopper, and the log-sums and delta = rowsum(do * o) of its rows for the kernel of dk and dv: a thread block
+// takes tiles of query rows of a head, 64 a warpgroup, and goes through the keys that they see.
 //   s = q k^T,  dp = do v^T,  ds = p (dp - delta),  dq += ds k
 #include "ops/gpu/attention_backward_hopper.cuh"
 #include "ops/gpu/attention_kernels.h"
@@ -82,7 +82,8 @@ __device__ float row_dot(const bf16* x, const bf16* y) {
 struct RowValues {  // of the two rows of a lane
   float lse[2] /*times -log2(e)*/, delta[2];
   template <class F>
-  __device__ static RowValues of(const BackwardParams& p, const Item& at, int row0) {
+  __device__ static RowValues of(const Backward& backward, const Item& at, int row0) {
+    const BackwardParams& p = backward.p;
     RowValues x;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -92,7 +93,9 @@ struct RowValues {  // of the two rows of a lane
       const int64_t from = ((int64_t(at.b) * p.T + inside) * p.H + at.h) * F::kD;
       x.lse[half] = p.lse[statistic] * -kLog2e;
       x.delta[half] = row_dot<F::kD>(p.d_o + from, p.o + from);
-      if (threadIdx.x % 4 == 0 && row < p.T) p.delta[statistic] = x.delta[half];
+      if (threadIdx.x % 4 > 0) continue;
+      float* const to = backward.statistics_of(at.b, at.h, row);
+      to[0] = row < p.T ? x.lse[half] : 0, to[64] = row < p.T ? x.delta[half] : 0;
     }
     return x;
   }
@@ -158,7 +161,7 @@ template <class F>
 __device__ void consume(const Backward& x, const Shared<F>& shared, const Item& at) {
   const int warpgroup = uniform(int(threadIdx.x) / 128 - 1), row0 = at.row0 + warpgroup * 64;
   const uint32_t q = shared.own() + warpgroup * kBlockBytes;
-  const RowValues rows = RowValues::of<F>(x.p, at, row0);
+  const RowValues rows = RowValues::of<F>(x, at, row0);
   float dq[F::kD / 2];
 #pragma unroll
   for (int i = 0; i < F::kD / 2; ++i) dq[i] = 0;
@@ -180,7 +183,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) dq_kernel(const __grid_constan
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other cards never get here
   extern __shared__ char dynamic[];
   const Shared<F> shared(dynamic);
-  if (threadIdx.x == 0) shared.init(1);
+  if (threadIdx.x == 0) shared.init();
   __syncthreads();
   const Item at = Item::of<F>(x.p, int(blockIdx.x));
   if (threadIdx.x < 128) {

@@ -43,7 +43,13 @@ __device__ inline uint32_t cluster_rank() {
   return r;
 }
 
-// ---- copies. A block of a matrix at (x, y) to shared memory; to both blocks of the cluster, at the same place there.
+// ---- copies. Bytes, by sixteens; of their addresses, too.
+__device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// A block of a matrix at (x, y) to shared memory; to both blocks of the cluster, at the same place there.
 __device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
