@@ -51,7 +51,7 @@ inline AttentionSlice attention_slice(const Attention& a) {
 // Between Hopper's two backward kernels: of each tile of 64 query rows their log-sums, then their delta, fp32, of one
 // (batch, head) after the other; zeros beyond T.
 inline constexpr int64_t kRowStatistics = 2 * 64;
-inline int64_t row_tiles(int64_t T) { return (T + 127) / 128 * 2; }  // dq's blocks own two
+inline int64_t row_tiles(int64_t T) { return (T + 63) / 64; }
 
 // The parts of the backward workspace, in this order, each starting at a multiple of 256 bytes.
 struct AttentionParts {

@@ -34,11 +34,11 @@ inline Backward backward_of(const AttentionBackward& t, const Attention& a, cons
 }
 
 // A block owns two tiles of kOwn rows, 64 a warpgroup; pairs of tiles across, of kAcross rows each, come through
-// stages. The own rows, which are left factors, are read from shared memory for every product: kept in registers for a
-// whole loop, ptxas 13.0 gives these to other values after the first tile.
-template <int kD_, int kAcross_, int kStages_, int kGroups_>
+// stages. The own rows are left factors: those of the first kKept tiles stay in registers, the others are read from
+// shared memory for every product.
+template <int kD_, int kAcross_, int kStages_, int kGroups_, int kKept_>
 struct BackwardForm {
-  static constexpr int kD = kD_, kAcross = kAcross_, kStages = kStages_, kGroups = kGroups_;
+  static constexpr int kD = kD_, kAcross = kAcross_, kStages = kStages_, kGroups = kGroups_, kKept = kKept_;
   static constexpr int kOwn = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kOwnBytes = kOwn * kD * 2, kAcrossBytes = kAcross * kD * 2, kRowsBytes = 2 * kAcross * 4;
   static constexpr int kComputing = kGroups == 2 ? 240 : 160, kLoading = kGroups == 2 ? 24 : 32;  // registers
@@ -87,10 +87,19 @@ __device__ inline void load_rows(uint32_t to, const CUtensorMap& map, int column
       load_block(to + (c * kRows + r) * 128, map, column + c * 64, row + r, b, barrier);
 }
 
-// The warpgroup's rows of an own tile, as left factor of products over the head size.
-template <class F>
+// The warpgroup's rows of an own tile, as left factor of products over the head size. kKept: in registers. A loop over
+// tiles has two of them in its body, as ptxas 13.0 gives kept rows that the body names once to other values.
+template <class F, bool kKept>
 struct OwnRows {
-  uint32_t tile;
+  uint32_t tile, kept[kKept ? F::kD / 16 : 1][4];
+  __device__ explicit OwnRows(uint32_t from) : tile(from) {
+    if constexpr (kKept) {
+      const uint32_t lane = lane_address<64>(from, int(threadIdx.x) % 128 / 32 * 16);
+#pragma unroll
+      for (int k = 0; k < F::kD / 16; ++k)
+        load_fragment(kept[k], fragment_at<64>(lane, 0, k % 4) + k / 4 * F::kOwn * 128);
+    }
+  }
   // d (64, kR * 2) = rows y^T;  y: as many rows of a tile across as d has columns
   template <int kR>
   __device__ void product(float (&d)[kR], uint32_t y) const {
@@ -98,8 +107,9 @@ struct OwnRows {
 #pragma unroll
     for (int k = 0; k < F::kD / 16; ++k) {
       const int block = k / 4, in_block = k % 4 * int(kStepOf16<false>);
-      wgmma_bf16<false, false>(d, advanced(left, block * (F::kOwn * 128 >> 4) + in_block),
-                               advanced(right, block * (F::kAcross * 128 >> 4) + in_block), k > 0);
+      const uint64_t to_right = advanced(right, block * (F::kAcross * 128 >> 4) + in_block);
+      if constexpr (kKept) wgmma_bf16<false>(d, kept[k], to_right, k > 0);
+      else wgmma_bf16<false, false>(d, advanced(left, block * (F::kOwn * 128 >> 4) + in_block), to_right, k > 0);
     }
   }
 };

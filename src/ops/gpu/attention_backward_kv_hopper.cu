@@ -105,11 +105,12 @@ __device__ inline void contract(const Backward& x, const Shared<F>& shared, cons
   static_assert(F::kAcross == 64 && F::kStages > F::kGroups);  // it passes tiles also where the next head's begin
   const BackwardParams& p = x.p;
   const float scale = p.scale * kLog2e;
-  const OwnRows<F> k{own}, v{own + F::kOwnBytes};
+  const OwnRows<F, (F::kKept > 0)> k(own);
+  const OwnRows<F, (F::kKept > 1)> v(own + F::kOwnBytes);
   Ring<F::kStages> ring;
   Cursor<F> cursor(shared, p, ring, at, row);
   int busy = -1;  // the stage that the products of the last tile read
-#pragma unroll 1
+#pragma unroll 2
   while (cursor.find()) {
     const int stage = uniform(ring.stage), query0 = cursor.query0();
     const uint32_t q = shared.across(stage), d_o = q + F::kAcrossBytes, rows = shared.rows(stage) + threadIdx.x % 4 * 8;
@@ -200,7 +201,7 @@ void run_kv(Stream& s, const AttentionBackward& t, const Attention& a) {
 }  // namespace hopper
 
 void attention_backward_kv_hopper(Stream& s, const AttentionBackward& t, const Attention& a) {
-  if (a.heads.D == 64) hopper::run_kv<hopper::BackwardForm<64, 64, 4, 2>>(s, t, a);
-  else hopper::run_kv<hopper::BackwardForm<128, 64, 3, 2>>(s, t, a);
+  if (a.heads.D == 64) hopper::run_kv<hopper::BackwardForm<64, 64, 4, 2, 2>>(s, t, a);
+  else hopper::run_kv<hopper::BackwardForm<128, 64, 3, 2, 0>>(s, t, a);
 }
 }  // namespace octet::BACKEND

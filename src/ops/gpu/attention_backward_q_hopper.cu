@@ -93,7 +93,7 @@ struct RowValues {  // of the two rows of a lane
       const int64_t from = ((int64_t(at.b) * p.T + inside) * p.H + at.h) * F::kD;
       x.lse[half] = p.lse[statistic] * -kLog2e;
       x.delta[half] = row_dot<F::kD>(p.d_o + from, p.o + from);
-      if (threadIdx.x % 4 > 0) continue;
+      if (threadIdx.x % 4 > 0 || row >= backward.row_tiles * 64) continue;
       float* const to = backward.statistics_of(at.b, at.h, row);
       to[0] = row < p.T ? x.lse[half] : 0, to[64] = row < p.T ? x.delta[half] : 0;
     }
@@ -117,9 +117,10 @@ __device__ inline void contract(const Backward& x, const Shared<F>& shared, Curs
   constexpr int kAcross = F::kAcross, kParts = kAcross / 64;
   const BackwardParams& p = x.p;
   const float scale = p.scale * kLog2e;
-  const OwnRows<F> q{own}, d_o{own + F::kOwnBytes};
+  const OwnRows<F, (F::kKept > 0)> q(own);
+  const OwnRows<F, (F::kKept > 1)> d_o(own + F::kOwnBytes);
   int busy = -1;  // the stage that the products of the last tile read
-#pragma unroll 1
+#pragma unroll 2
   while (cursor.find()) {
     const int stage = uniform(cursor.ring.stage), key0 = cursor.tile * kAcross;
     const uint32_t k = shared.across(stage), v = k + F::kAcrossBytes;
@@ -208,7 +209,7 @@ void run_q(Stream& s, const AttentionBackward& t, const Attention& a) {
 }  // namespace hopper
 
 void attention_backward_q_hopper(Stream& s, const AttentionBackward& t, const Attention& a) {
-  if (a.heads.D == 64) hopper::run_q<hopper::BackwardForm<64, 128, 4, 2>>(s, t, a);
-  else hopper::run_q<hopper::BackwardForm<128, 128, 2, 2>>(s, t, a);
+  if (a.heads.D == 64) hopper::run_q<hopper::BackwardForm<64, 128, 4, 2, 2>>(s, t, a);
+  else hopper::run_q<hopper::BackwardForm<128, 128, 2, 2, 0>>(s, t, a);
 }
 }  // namespace octet::BACKEND
