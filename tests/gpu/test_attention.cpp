@@ -276,12 +276,12 @@ TEST_F(GpuAttention, Bf16IsItsDefinitionAndRepeats) {
   Gpu gpu(AttentionKind::native);
   check(gpu, shapes(), DType::bf16);
 }
-TEST_F(GpuAttention, Bf16OfFewTiles) {  // small enough for compute-sanitizer's racecheck
+TEST_F(GpuAttention, OfFewTiles) {  // small enough for compute-sanitizer
   Gpu gpu(AttentionKind::native);
   std::vector<Attention> few;
-  for (int64_t D : {64, 128})
+  for (int64_t D : {48, 64, 128})
     for (int64_t window : {0, 70}) few.push_back(shape({.H = 4, .G = 2, .D = D}, 2, 270, window));
-  check(gpu, few, DType::bf16);
+  for (const DType t : {DType::bf16, DType::f32}) check(gpu, few, t);
 }
 TEST_F(GpuAttention, Bf16WithAWindow) {
   Gpu gpu(AttentionKind::cudnn);  // cuDNN is not asked for windows
