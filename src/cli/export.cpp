@@ -170,8 +170,10 @@ ModelConfig exported(const Arguments& arguments, const ModelFolder& from, const 
     model.vocab_size = asked;
   }
   if (tokenizer.model) {
-    model.bos_id = tokenizer.model->bos();
-    model.eos_id = tokenizer.model->eos();
+    // A tokenizer.json may have tokens that its texts do not begin or end with: the model's own word then counts.
+    const auto of = [&](int id, int64_t own) { return id < 0 && !tokenizer.model->is_sentencepiece() ? own : id; };
+    model.bos_id = of(tokenizer.model->bos(), model.bos_id);
+    model.eos_id = of(tokenizer.model->eos(), model.eos_id);
   }
   for (const auto& [id, name] : {std::pair{model.bos_id, "bos_token_id"}, {model.eos_id, "eos_token_id"}})
     if (id >= model.vocab_size)
@@ -194,6 +196,10 @@ int run_export(const Arguments& arguments, Host*) {
   const std::vector<File> files = files_of(parameters, layout, type.dtype, most);
   int64_t total = 0;
   for (const File& file : files) total += file.bytes;
+
+  if (model.arch == Arch::neox && model.sliding_window)
+    log_warning("transformers has no GPT-NeoX with a sliding_window: texts longer than ", model.sliding_window,
+                " tokens get other logits there");
 
   StagedFolder staged(arguments.text("out"));
   write_file(staged.path() / "config.json", write_config_file(model, type.name).dump(2) + "\n");
@@ -244,7 +250,8 @@ Command export_command() {
                   {"dtype", "auto|float32|bfloat16|float16", "of the weights; auto: as imported, else as stored",
                    "auto"},
                   {"max-shard-size", "SIZE", "of a file of weights: 5GB, 500MB, 2GiB", "5GB"},
-                  {"tokenizer", "PATH", "tokenizer.model, or a folder with one (else what lies in CHECKPOINT)"},
+                  {"tokenizer", "PATH",
+                   "tokenizer.model or tokenizer.json, or a folder with one (else what lies in CHECKPOINT)"},
                   {"vocab-size", "N", "entries to keep, where the vocabulary was trained with padding"},
                   {"json", "", "print what was written as JSON"}},
       .more =

@@ -19,6 +19,12 @@ json piece(const Tokenizer& tokenizer, int id) { return id < 0 ? json(nullptr) :
 // What transformers knows of a tokenizer.model only from here. Llama's class takes any sentencepiece model, whatever
 // the architecture of the model; without `legacy` it treats text behind a special token as sentencepiece does.
 json config_of(const Tokenizer& tokenizer, const ModelConfig& model) {
+  if (!tokenizer.is_sentencepiece())
+    return {{"tokenizer_class", "PreTrainedTokenizerFast"},
+            {"bos_token", piece(tokenizer, tokenizer.bos())},
+            {"eos_token", piece(tokenizer, tokenizer.eos())},
+            {"clean_up_tokenization_spaces", false},
+            {"model_max_length", model.max_positions}};
   return {{"tokenizer_class", "LlamaTokenizer"},
           {"add_bos_token", tokenizer.bos() >= 0},
           {"add_eos_token", false},
@@ -45,11 +51,12 @@ TokenizerSource find_tokenizer(const ModelFolder& from, const std::string& given
   } else {
     source.files.push_back({place, place.extension() == ".json" ? "tokenizer.json" : "tokenizer.model"});
   }
-  for (const TokenizerSource::File& file : source.files)
-    if (file.name == "tokenizer.model") {
-      source.model.emplace(file.from);
-      check_fingerprint(from, *source.model, file.from);
-    }
+  for (const char* name : {"tokenizer.model", "tokenizer.json"})
+    for (const TokenizerSource::File& file : source.files)
+      if (file.name == name && !source.model) {
+        source.model.emplace(file.from);
+        check_fingerprint(from, *source.model, file.from);
+      }
   return source;
 }
 
@@ -57,7 +64,7 @@ void write_tokenizer(const TokenizerSource& source, const ModelConfig& model, co
   for (const auto& [from, name] : source.files) write_file(folder / name, read_file(from));
   std::error_code none;
   if (!source.model) return;
-  if (!fs::exists(folder / "tokenizer.json", none))
+  if (source.model->is_sentencepiece() && !fs::exists(folder / "tokenizer.json", none))
     if (const json fast = tokenizer_json(*source.model); !fast.is_null())
       write_file(folder / "tokenizer.json", fast.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
   if (!fs::exists(folder / "tokenizer_config.json", none))

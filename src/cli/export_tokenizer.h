@@ -13,7 +13,7 @@ struct TokenizerSource {
     std::string name;  // in the exported folder
   };
   std::vector<File> files;         // none: no tokenizer is known
-  std::optional<Tokenizer> model;  // of tokenizer.model, where it is among them
+  std::optional<Tokenizer> model;  // of tokenizer.model, else of tokenizer.json
 };
 // given: --tokenizer, a file or a folder; "": what lies beside the model. InputError: it is not the one the model was
 // trained with.

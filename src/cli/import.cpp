@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "base/rng.h"
 #include "cli/command.h"
 #include "cli/dtypes.h"
 #include "cli/model_folder.h"
@@ -55,8 +56,8 @@ std::string dtype_of(const SafetensorsModel& from, const std::vector<NamedShape>
 
 void write_state(const fs::path& folder, const ModelConfig& model, const std::string& dtype) {
   write_file(folder / "config.json", write_config_file(model, "float32").dump(2) + "\n");
-  const fs::path tokenizer = folder / "tokenizer.model";
-  const uint64_t fingerprint = fs::exists(tokenizer) ? Tokenizer(tokenizer).fingerprint() : 0;
+  const fs::path tokenizer = tokenizer_file(folder);
+  const uint64_t fingerprint = tokenizer.empty() ? 0 : hash(read_file(tokenizer));
   json state{{"format", kCheckpointFormat},
              {"step", 0},
              {"samples", 0},

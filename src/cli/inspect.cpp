@@ -26,7 +26,8 @@ Kind kind_of(const std::string& path) {
   if (path.ends_with(".safetensors") || (bytes.size() > 8 && bytes[8] == '{')) return Kind::safetensors;
   if (path.ends_with(".tokens")) return Kind::tokens;   // says what is wrong with it
   if (bytes.starts_with("\n")) return Kind::tokenizer;  // field 1 of a sentencepiece model: its pieces
-  bad_input(path, " is neither a token file nor safetensors nor a sentencepiece model, nor a folder with a model");
+  if (bytes.starts_with("{") && path.ends_with(".json")) return Kind::tokenizer;  // says if it is another one
+  bad_input(path, " is neither a token file nor safetensors nor a tokenizer, nor a folder with a model");
 }
 
 int finish(const json& report, bool as_json, void (*print)(const json&)) {

@@ -34,7 +34,9 @@ std::optional<Tokenizer> tokenizer_for(const TokenFile& file, const std::string&
   std::error_code none;
   const fs::path folder = file.path().has_parent_path() ? file.path().parent_path() : fs::path(".");
   for (const auto& entry : fs::directory_iterator(folder, none)) {
-    if (entry.path().extension() != ".model" || !entry.is_regular_file(none)) continue;
+    if ((entry.path().extension() != ".model" && entry.path().filename() != "tokenizer.json") ||
+        !entry.is_regular_file(none))
+      continue;
     try {
       if (Tokenizer tokenizer(entry.path()); tokenizer.fingerprint() == made_by) return tokenizer;
     } catch (const InputError&) {  // another program's .model
@@ -121,6 +123,7 @@ json inspect_tokenizer(const std::string& path) {
   for (int id = std::min(t.vocab_size(), 259); id < t.vocab_size() && int(first.size()) < kPieces; ++id)
     first.push_back(t.piece(id));
   return {{"kind", "tokenizer"},
+          {"form", t.is_sentencepiece() ? "sentencepiece" : "tokenizer.json"},
           {"path", path},
           {"vocab_size", t.vocab_size()},
           {"bos_id", t.bos()},
@@ -131,7 +134,7 @@ json inspect_tokenizer(const std::string& path) {
 }
 
 void print_tokenizer(const json& r) {
-  print_field(r["path"].get<std::string>().c_str(), "tokenizer (sentencepiece)");
+  print_field(r["path"].get<std::string>().c_str(), concat("tokenizer (", r["form"].get<std::string>(), ")"));
   print_field("vocabulary", commas(r["vocab_size"]));
   print_field("fingerprint", r["fingerprint"]);
   print_field("ids", concat("bos ", r["bos_id"], ", eos ", r["eos_id"], ", unk ", r["unk_id"]));

@@ -9,9 +9,10 @@ namespace octet {
 namespace fs = std::filesystem;
 
 std::vector<OptionSpec> model_run_options() {
-  return {{"device", "auto|cpu|cuda", "where to compute", "auto"},
-          {"dtype", "TYPE", "of weights and activations: fp32, bf16, fp16, or auto: bf16 on a GPU, else fp32", "auto"},
-          {"tokenizer", "PATH", "a tokenizer.model, where the model's folder holds none"}};
+  return {
+      {"device", "auto|cpu|cuda", "where to compute", "auto"},
+      {"dtype", "TYPE", "of weights and activations: fp32, bf16, fp16, or auto: bf16 on a GPU, else fp32", "auto"},
+      {"tokenizer", "PATH", "a tokenizer.model, a tokenizer.json or their folder, where the model's own holds none"}};
 }
 
 ModelRun run_of(const Arguments& arguments, const std::string& model, const std::vector<std::string>& changes) {
@@ -43,13 +44,17 @@ void require_one_process(const Arguments&, const Host* mpi, const char* command)
 
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments& arguments, const std::string& model) {
   if (arguments.has("tokenizer")) return std::make_unique<Tokenizer>(arguments.text("tokenizer"));
-  const fs::path own = fs::path(model) / "tokenizer.model";
-  return fs::exists(own) ? std::make_unique<Tokenizer>(own) : nullptr;
+  std::error_code none;
+  if (!fs::is_directory(model, none)) return nullptr;
+  const fs::path own = tokenizer_file(model);
+  return own.empty() ? nullptr : std::make_unique<Tokenizer>(own);
 }
 
 Tokenizer require_tokenizer(const Arguments& arguments, const std::string& model) {
   std::unique_ptr<Tokenizer> found = find_tokenizer(arguments, model);
-  if (!found) arguments.refuse(concat(model, " holds no tokenizer.model, which text needs: give one with --tokenizer"));
+  if (!found)
+    arguments.refuse(concat(
+        model, " holds neither tokenizer.model nor tokenizer.json, which text needs: give one with --tokenizer"));
   return std::move(*found);
 }
 

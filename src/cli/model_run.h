@@ -20,7 +20,7 @@ ModelRun run_of(const Arguments&, const std::string& model, const std::vector<st
 std::vector<OptionSpec> model_run_options();
 void require_one_process(const Arguments&, const Host* mpi, const char* command);
 
-// tokenizer.model of --tokenizer, or of the model's folder; null where there is none.
+// That of --tokenizer, or of the model's folder; null where there is none.
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments&, const std::string& model);
 Tokenizer require_tokenizer(const Arguments&, const std::string& model);
 

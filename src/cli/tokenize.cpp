@@ -89,7 +89,8 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
 int run_tokenize(const Arguments& arguments, Host*) {
   arguments.expect_words(0, 0);
   TokenizeOptions options{.inputs = arguments.all("input"), .output = arguments.text("out")};
-  if (!arguments.has("tokenizer")) arguments.refuse("--tokenizer is missing: give a tokenizer.model");
+  if (!arguments.has("tokenizer"))
+    arguments.refuse("--tokenizer is missing: give a tokenizer.model or a tokenizer.json");
   if (options.inputs.empty())
     arguments.refuse(concat("--input is missing: give files with ", arguments.has("decode") ? "tokens" : "text"));
   keep_inputs(options.output, {arguments.text("tokenizer")});
@@ -105,7 +106,7 @@ Command tokenize_command() {
       .name = "tokenize",
       .usage = "--tokenizer tokenizer.model --input FILE ... --out FILE.tokens [OPTIONS]",
       .summary = "turn text and JSONL into a token file, or back",
-      .options = {{"tokenizer", "PATH", "a sentencepiece model"},
+      .options = {{"tokenizer", "PATH", "a sentencepiece model, Hugging Face's tokenizer.json, or a folder with one"},
                   {"input", "FILE ...", "text or JSONL (.jsonl, .ndjson, .json) files; * and ? match many", "", true},
                   {"out", "PATH", "the token file to write"},
                   {"decode", "", "the other way: --input token files, --out text or .jsonl (else printed)"},
@@ -117,6 +118,7 @@ Command tokenize_command() {
                   {"json", "", "print what was written as JSON"}},
       .more =
           "  octet tokenize --tokenizer tokenizer.model --input text/*.txt more.jsonl --out train.tokens\n"
+          "  octet tokenize --tokenizer pythia-160m/tokenizer.json --input more.jsonl --out train.tokens\n"
           "  octet tokenize --decode --tokenizer tokenizer.model --input train.tokens --out back.jsonl\n"
           "  octet tokenize --decode --tokenizer tokenizer.model --input train.tokens | head\n",
       .run = run_tokenize};

@@ -48,7 +48,8 @@ class FieldReader {  // brings one source of fields into the options' names and 
   FieldReader(ModelOptions& options, const std::string& where, bool from_transformers)
       : options_(options), where_(where), from_transformers_(from_transformers) {}
 
-  void read(const json& fields, const std::vector<std::string>& others = {}) {
+  void read(const json& given, const std::vector<std::string>& others = {}) {
+    const json fields = as_llama(given);
     if (!fields.is_object()) {
       const std::string name = *options_.name() ? concat(options_.name(), ": ") : "";
       bad_input(where_, ": ", name, "expected an object, got ", show(fields));
@@ -79,14 +80,25 @@ class FieldReader {  // brings one source of fields into the options' names and 
                 "; remove it if the model is the same without it");
   }
 
+  // Mistral is Llama with a window; these are the defaults of its class that are not Llama's.
+  static json as_llama(json fields) {
+    if (!fields.is_object() || !fields.contains("model_type") || fields["model_type"] != "mistral") return fields;
+    fields["model_type"] = "llama";
+    for (const auto& [key, value] :
+         {std::pair{"num_key_value_heads", 8}, {"max_position_embeddings", 131072}, {"sliding_window", 4096}})
+      if (!fields.contains(key)) fields[key] = value;
+    return fields;
+  }
+
   void read_rope(const std::string& key, const json& rope) {
     if (rope.is_null()) return;
     if (!rope.is_object()) bad_input(where_, ": ", options_.path(key), ": expected an object, got ", show(rope));
     for (const auto& [name, value] : rope.items()) {
-      if (name == "rope_type" || name == "type") {
-        if (value != "default") refuse(key + "." + name, value, "only unscaled rotary embeddings (\"default\") are");
-      } else if (name == "rope_theta" || name == "partial_rotary_factor") {
+      const std::string flat = "rope_" + (name == "type" ? "type" : name);
+      if (name == "rope_type" || name == "rope_theta" || name == "partial_rotary_factor") {
         put(name, value);
+      } else if (flat != "rope_theta" && options_.find(flat)) {
+        put(flat, value);
       } else if (!value.is_null()) {
         refuse(key + "." + name, value, "rotary embeddings have no such option here");
       }
@@ -138,6 +150,7 @@ class ModelMaker {  // a ModelConfig of the collected options; refuses what the 
                   .max_positions = o_.max_positions,
                   .norm_eps = neox ? o_.layer_norm_eps : o_.rms_norm_eps,
                   .rope_theta = o_.rope_theta,
+                  .rope_scaling = rope_scaling(),
                   .rotary_pct = o_.rotary_pct,
                   .tie_embeddings = o_.tie_embeddings,
                   .initializer_range = o_.initializer_range,
@@ -182,6 +195,35 @@ class ModelMaker {  // a ModelConfig of the collected options; refuses what the 
         refuse(o_.hidden_size, "is no multiple of num_attention_heads (", o_.num_heads, "); give head_dim");
       o_.head_dim.set(o_.hidden_size / o_.num_heads);
     }
+  }
+
+  RopeScaling rope_scaling() {
+    const RopeKind kind = o_.rope_type;
+    const bool llama3 = kind == RopeKind::llama3, yarn = kind == RopeKind::yarn;
+    if (kind != RopeKind::unscaled && !o_.rope_factor.was_given())
+      refuse(o_.rope_type, "needs a factor: give rope_factor, or \"factor\" in rope_scaling or rope_parameters");
+    const std::pair<const OptionBase*, bool> all[] = {{&o_.rope_factor, kind != RopeKind::unscaled},
+                                                      {&o_.rope_low_freq_factor, llama3},
+                                                      {&o_.rope_high_freq_factor, llama3},
+                                                      {&o_.rope_attention_factor, yarn},
+                                                      {&o_.rope_beta_fast, yarn},
+                                                      {&o_.rope_beta_slow, yarn},
+                                                      {&o_.rope_truncate, yarn}};
+    for (const auto& [option, used] : all)
+      if (option->was_given() && !used && option->value() != ModelOptions("").find(option->name())->value())
+        refuse(*option, "is not used by rope_type ", o_.rope_type.chosen());
+    if (kind == RopeKind::unscaled) return {};
+    RopeScaling r{.kind = kind, .factor = o_.rope_factor};
+    if (llama3 || yarn)
+      r.original_max_positions = o_.rope_original_max_positions ? *o_.rope_original_max_positions : *o_.max_positions;
+    if (llama3) r.low_freq_factor = o_.rope_low_freq_factor, r.high_freq_factor = o_.rope_high_freq_factor;
+    if (llama3 && r.low_freq_factor >= r.high_freq_factor)
+      refuse(o_.rope_low_freq_factor, "is not below rope_high_freq_factor (", r.high_freq_factor, ")");
+    if (yarn) {
+      r.attention_factor = o_.rope_attention_factor;
+      r.beta_fast = o_.rope_beta_fast, r.beta_slow = o_.rope_beta_slow, r.truncate = o_.rope_truncate;
+    }
+    return r;
   }
 
   void refuse_unsupported() {

@@ -13,6 +13,20 @@ namespace octet {
 
 enum class Arch { llama, neox, mixtral };
 
+// How rotary frequencies are changed so that a model reaches further than it was trained for, as "rope_scaling" or
+// "rope_parameters" of transformers say it (rope.h has the formulas).
+enum class RopeKind { unscaled, linear, dynamic, llama3, yarn };
+struct RopeScaling {
+  RopeKind kind = RopeKind::unscaled;
+  double factor = 1;
+  int64_t original_max_positions = 0;                // llama3, yarn
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  double attention_factor = 0;                       // yarn; 0: from the factor
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  bool truncate = true;                              // yarn
+  bool operator==(const RopeScaling&) const = default;
+};
+
 struct ModelConfig {
   Arch arch = Arch::llama;
   int64_t vocab_size = 0;         // V
@@ -25,6 +39,7 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double norm_eps = 1e-5;
   double rope_theta = 10000;
+  RopeScaling rope_scaling;
   double rotary_pct = 1;  // share of a head's dimensions that is rotated
   bool tie_embeddings = false;
   double initializer_range = 0.02;

@@ -15,7 +15,7 @@ struct ModelOptions : Section {
   Choice<Arch> model_type{this,
                           "model_type",
                           Arch::llama,
-                          "architecture",
+                          "architecture (mistral: llama with a sliding_window)",
                           {{"llama", Arch::llama}, {"gpt_neox", Arch::neox}, {"mixtral", Arch::mixtral}}};
   Option<int64_t> vocab_size{this, "vocab_size", 0, "entries of the vocabulary", size_up_to(1 << 24)};
   Option<int64_t> hidden_size{this, "hidden_size", 0, "width of the residual stream", size_up_to(1 << 20)};
@@ -32,6 +32,26 @@ struct ModelOptions : Section {
   Option<double> layer_norm_eps{this, "layer_norm_eps", 1e-5, "gpt_neox: added to the variance", more_than(0)};
   Option<double> rope_theta{
       this, "rope_theta", 10000, "base of the rotary frequencies", more_than(0), Aliases{"rotary_emb_base"}};
+  Choice<RopeKind> rope_type{this,
+                             "rope_type",
+                             RopeKind::unscaled,
+                             "how rotary frequencies are scaled for longer texts (dynamic: not within the range)",
+                             {{"default", RopeKind::unscaled},
+                              {"linear", RopeKind::linear},
+                              {"dynamic", RopeKind::dynamic},
+                              {"llama3", RopeKind::llama3},
+                              {"yarn", RopeKind::yarn}}};
+  Option<double> rope_factor{this, "rope_factor", 1, "times that the range grows by rope_type", at_least(1)};
+  Option<int64_t> rope_original_max_positions{this, "rope_original_max_position_embeddings", 0,
+                                              "rope_type llama3, yarn: the range before (0: max_position_embeddings)",
+                                              size_up_to(kMostTokens)};
+  Option<double> rope_low_freq_factor{this, "rope_low_freq_factor", 1, "rope_type llama3", more_than(0)};
+  Option<double> rope_high_freq_factor{this, "rope_high_freq_factor", 4, "rope_type llama3", more_than(0)};
+  Option<double> rope_attention_factor{this, "rope_attention_factor", 0, "rope_type yarn (0: from the factor)",
+                                       at_least(0)};
+  Option<double> rope_beta_fast{this, "rope_beta_fast", 32, "rope_type yarn", more_than(0)};
+  Option<double> rope_beta_slow{this, "rope_beta_slow", 1, "rope_type yarn", more_than(0)};
+  Option<bool> rope_truncate{this, "rope_truncate", true, "rope_type yarn: whole bounds"};
   Option<double> rotary_pct{this,
                             "rotary_pct",
                             0.25,

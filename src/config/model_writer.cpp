@@ -5,6 +5,38 @@
 namespace octet {
 namespace {
 
+const char* name_of(RopeKind kind) {
+  switch (kind) {
+    case RopeKind::unscaled:
+      return "default";
+    case RopeKind::linear:
+      return "linear";
+    case RopeKind::dynamic:
+      return "dynamic";
+    case RopeKind::llama3:
+      return "llama3";
+    case RopeKind::yarn:
+      return "yarn";
+  }
+  return "";
+}
+
+void write_scaling(json& rope, const RopeScaling& s) {
+  rope["rope_type"] = name_of(s.kind);
+  if (s.kind == RopeKind::unscaled) return;
+  rope["factor"] = s.factor;
+  if (s.original_max_positions) rope["original_max_position_embeddings"] = s.original_max_positions;
+  if (s.kind == RopeKind::llama3) {
+    rope["low_freq_factor"] = s.low_freq_factor;
+    rope["high_freq_factor"] = s.high_freq_factor;
+  }
+  if (s.kind != RopeKind::yarn) return;
+  if (s.attention_factor > 0) rope["attention_factor"] = s.attention_factor;
+  rope["beta_fast"] = s.beta_fast;
+  rope["beta_slow"] = s.beta_slow;
+  if (!s.truncate) rope["truncate"] = false;
+}
+
 json id(int64_t token) { return token < 0 ? json(nullptr) : json(token); }
 
 void write_rope(json& fields, const ModelConfig& m, int transformers_major) {
@@ -13,24 +45,28 @@ void write_rope(json& fields, const ModelConfig& m, int transformers_major) {
     json& rope = fields["rope_parameters"] = json::object();
     if (neox) rope["partial_rotary_factor"] = m.rotary_pct;
     rope["rope_theta"] = m.rope_theta;
-    rope["rope_type"] = "default";
+    write_scaling(rope, m.rope_scaling);
   } else if (neox) {
     fields["rotary_pct"] = m.rotary_pct;
     fields["rotary_emb_base"] = m.rope_theta;
   } else {
     fields["rope_theta"] = m.rope_theta;
   }
+  if (transformers_major < 5 && m.rope_scaling.kind != RopeKind::unscaled)
+    write_scaling(fields["rope_scaling"] = json::object(), m.rope_scaling);
 }
 
 }  // namespace
 
 json write_model_config(const ModelConfig& m, int transformers_major) {
   const bool neox = m.arch == Arch::neox, mixtral = m.arch == Arch::mixtral;
+  const bool mistral = m.arch == Arch::llama && m.sliding_window;  // transformers' Llama has no window
   json fields;
   fields["architectures"] = json::array({neox      ? "GPTNeoXForCausalLM"
                                          : mixtral ? "MixtralForCausalLM"
+                                         : mistral ? "MistralForCausalLM"
                                                    : "LlamaForCausalLM"});
-  fields["model_type"] = neox ? "gpt_neox" : mixtral ? "mixtral" : "llama";
+  fields["model_type"] = neox ? "gpt_neox" : mixtral ? "mixtral" : mistral ? "mistral" : "llama";
   fields["vocab_size"] = m.vocab_size;
   fields["hidden_size"] = m.hidden_size;
   fields["intermediate_size"] = m.intermediate_size;
@@ -44,7 +80,7 @@ json write_model_config(const ModelConfig& m, int transformers_major) {
   fields["hidden_act"] = m.hidden_act;
   fields["initializer_range"] = m.initializer_range;
   fields["tie_word_embeddings"] = m.tie_embeddings;
-  if (!mixtral) fields["attention_bias"] = m.attention_bias;
+  if (!mixtral && !mistral) fields["attention_bias"] = m.attention_bias;
   if (neox) fields["use_parallel_residual"] = m.parallel_residual;
   if (mixtral) {
     fields["num_local_experts"] = m.num_experts;

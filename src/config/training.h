@@ -14,7 +14,7 @@ struct DataConfig : Section {
   Option<std::vector<double>> weights{
       this, "weights", {}, "share of each entry of data.train in the mixture (empty: by their sizes)", more_than(0)};
   Option<std::string> tokenizer{this, "tokenizer", "",
-                                "tokenizer.model that made the token files; kept in checkpoints"};
+                                "tokenizer.model or tokenizer.json that made the token files; kept in checkpoints"};
   Option<bool> shuffle{this, "shuffle", true, "visit the sequences of an epoch in random order"};
   Option<double> validation_fraction{this, "validation_fraction", 0,
                                      "share of the training files kept for evaluation when data.validation is empty",

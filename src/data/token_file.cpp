@@ -159,14 +159,17 @@ TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, const TokenF
 }
 TokenFileWriter::~TokenFileWriter() = default;
 
-void TokenFileWriter::begin_document() {
-  if (std::fwrite(&header_.tokens, 8, 1, index_->file) != 1)
-    throw SystemError(concat("cannot write '", file_.path().string(), "': ", std::strerror(errno)));
-  ++header_.documents;
-}
+void TokenFileWriter::begin_document() { begins_ = true; }
 
 void TokenFileWriter::append(std::span<const int32_t> tokens) {
-  CHECK(tokens.empty() || header_.documents > 0, "tokens before the first document");
+  if (tokens.empty()) return;  // a document without tokens is none
+  if (begins_) {
+    if (std::fwrite(&header_.tokens, 8, 1, index_->file) != 1)
+      throw SystemError(concat("cannot write '", file_.path().string(), "': ", std::strerror(errno)));
+    ++header_.documents;
+    begins_ = false;
+  }
+  CHECK(header_.documents > 0, "tokens before the first document");
   packed_.clear();
   for (const int32_t id : tokens) {
     CHECK(id >= 0 && uint64_t(id) < header_.vocab_size, "token id ", id, " of ", header_.vocab_size);

@@ -73,7 +73,7 @@ class TokenFileWriter {
   TokenFileWriter(const std::filesystem::path& path, const TokenFileHeader& like);
   ~TokenFileWriter();
 
-  void begin_document();
+  void begin_document();  // counts once it has a token
   void append(std::span<const int32_t> tokens);
   void add_source_bytes(int64_t bytes) { header_.source_bytes += uint64_t(bytes); }
   void finish();
@@ -85,6 +85,7 @@ class TokenFileWriter {
   struct Index;  // an unnamed file beside the output: a billion documents need no memory
   std::unique_ptr<Index> index_;
   std::string packed_;
+  bool begins_ = false;  // the next token is a document's first
 };
 
 }  // namespace octet

@@ -1,140 +1,69 @@
 #include "data/tokenizer.h"
 
-#include <sentencepiece_processor.h>
-
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/files.h"
 #include "base/rng.h"
-#include "data/charsmap.h"
+#include "data/tokenizer_model.h"
 
 namespace octet {
+namespace fs = std::filesystem;
+
 namespace {
 
-constexpr size_t kPartBytes = size_t(1) << 12;  // longer texts are cut: sentencepiece works fastest within the cache
-constexpr size_t kWordBytes = size_t(1) << 16;  // a run without a space or newline that is cut by force
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
+bool is_json(std::string_view bytes) {
+  const size_t first = bytes.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && bytes[first] == '{';
+}
 
 }  // namespace
 
-struct Tokenizer::Model {
-  sentencepiece::SentencePieceProcessor sp;
-};
+fs::path tokenizer_file(const fs::path& place) {
+  std::error_code none;
+  if (!fs::is_directory(place, none)) return place;
+  for (const char* name : {"tokenizer.model", "tokenizer.json"})
+    if (fs::exists(place / name, none)) return place / name;
+  return {};
+}
 
-Tokenizer::Tokenizer(const std::filesystem::path& path) : model_(std::make_unique<Model>()) {
+void copy_tokenizer(const fs::path& place, const fs::path& to) {
+  const fs::path path = tokenizer_file(place);
+  std::error_code none;
+  if (!fs::is_regular_file(path, none)) return;
+  const std::string bytes = read_file(path);
+  write_file(to / (is_json(bytes) ? "tokenizer.json" : "tokenizer.model"), bytes);
+  if (path.filename() != "tokenizer.json") return;
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"})
+    if (const fs::path beside = path.parent_path() / name; fs::is_regular_file(beside, none))
+      write_file(to / name, read_file(beside));
+}
+
+Tokenizer::Tokenizer(const fs::path& place) {
+  const fs::path path = tokenizer_file(place);
+  if (path.empty()) bad_input("neither tokenizer.model nor tokenizer.json is in the folder '", place.string(), "'");
   const MappedFile file(path);
-  if (const std::string fault = fault_in_charsmaps(file.bytes()); !fault.empty())
-    bad_input("'", path.string(), "': its table of normalisation is damaged (", fault, "): copy or download it again");
-  const auto status = model_->sp.LoadFromSerializedProto(file.bytes());
-  if (!status.ok() || model_->sp.GetPieceSize() < 1)
-    bad_input("'", path.string(), "' is not a sentencepiece model (", status.ToString(),
-              "): name a tokenizer.model, or train one with 'octet tokenizer'");
-  fingerprint_ = hash(file.bytes());
-  find_cuts();
+  const std::string_view bytes = file.bytes();
+  sentencepiece_ = !is_json(bytes);
+  model_ = sentencepiece_ ? sentencepiece_model(bytes, path) : hf_tokenizer(bytes, path);
+  fingerprint_ = hash(bytes);
 }
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
-int Tokenizer::vocab_size() const { return model_->sp.GetPieceSize(); }
-int Tokenizer::bos() const { return model_->sp.bos_id(); }
-int Tokenizer::eos() const { return model_->sp.eos_id(); }
-int Tokenizer::unk() const { return model_->sp.unk_id(); }
-Tokenizer::Kind Tokenizer::kind(int id) const {
-  if (model_->sp.IsUnknown(id)) return Kind::unknown;
-  if (model_->sp.IsControl(id)) return Kind::control;
-  if (model_->sp.IsByte(id)) return Kind::byte;
-  return model_->sp.IsUnused(id) ? Kind::other : Kind::normal;
+std::vector<int> Tokenizer::encode(std::string_view text, Words* words) const { return model_->encode(text, words); }
+std::vector<int> Tokenizer::encode_rest(std::string_view text, Words* words) const {
+  return model_->encode_rest(text, words);
 }
-float Tokenizer::score(int id) const { return model_->sp.GetScore(id); }
+size_t Tokenizer::cut(std::string_view text, size_t least) const { return model_->cut(text, least); }
+std::string Tokenizer::decode(std::span<const int> ids) const { return model_->decode(ids); }
+int Tokenizer::vocab_size() const { return model_->vocab_size(); }
+int Tokenizer::bos() const { return model_->bos(); }
+int Tokenizer::eos() const { return model_->eos(); }
+int Tokenizer::unk() const { return model_->unk(); }
+Tokenizer::Kind Tokenizer::kind(int id) const { return model_->kind(id); }
+float Tokenizer::score(int id) const { return model_->score(id); }
 std::string Tokenizer::piece(int id) const {
   CHECK(id >= 0 && id < vocab_size(), "token ", id, " of ", vocab_size());
-  return model_->sp.IdToPiece(id);
-}
-
-// A cut changes nothing if no piece can span it: for newlines, no piece holds one (byte fallback makes each a token of
-// its own); for a space after something else, no piece has the space mark behind another character. What a model's
-// normalisation does beyond that is tried out.
-void Tokenizer::find_cuts() {
-  cuts_at_newline_ = cuts_at_space_ = true;
-  newline_ids_ = encode_whole("\n").size();
-  for (int id = 0; id < vocab_size(); ++id) {
-    if (model_->sp.IsControl(id) || model_->sp.IsByte(id) || model_->sp.IsUnknown(id)) continue;
-    std::string_view piece = model_->sp.IdToPiece(id);
-    if (piece.find('\n') != std::string_view::npos) cuts_at_newline_ = false;
-    while (piece.starts_with(kSpaceMark)) piece.remove_prefix(kSpaceMark.size());
-    if (piece.find(kSpaceMark) != std::string_view::npos) cuts_at_space_ = false;
-  }
-  const std::string_view probe = "ab c  de\n\nf \n g 12 \tx\n  h";
-  const std::vector<int> whole = encode_whole(probe);
-  for (size_t at = 1; at < probe.size() && cuts_at_newline_; ++at) {
-    if (probe[at] != '\n' && !(probe[at] == ' ' && probe[at - 1] != ' ')) continue;
-    std::vector<int> parts = encode_whole(probe.substr(0, at));
-    const std::vector<int> rest = encode_rest(probe.substr(at));
-    parts.insert(parts.end(), rest.begin(), rest.end());
-    if (parts != whole) cuts_at_newline_ = false;
-  }
-  if (!cuts_at_newline_) cuts_at_space_ = false;  // encode_rest() leans on the newline
-}
-
-size_t Tokenizer::cut(std::string_view text, size_t least) const {
-  if (!cuts_at_newline_ || least == 0) return std::string_view::npos;
-  const size_t forced = least + kWordBytes;
-  for (size_t at = least; at < text.size(); ++at) {
-    if (text[at] == '\n' || (text[at] == ' ' && cuts_at_space_ && text[at - 1] != ' ')) return at;
-    if (at >= forced && (uint8_t(text[at]) & 0xc0) != 0x80) return at;  // not inside a UTF-8 character
-    if (at >= forced + 4) return at;                                    // this is not UTF-8
-  }
-  return std::string_view::npos;
-}
-
-std::vector<int> Tokenizer::encode_whole(std::string_view text) const {
-  std::vector<int> ids;
-  const auto status = model_->sp.Encode(text, &ids);
-  CHECK(status.ok(), "sentencepiece: ", status.ToString());
-  return ids;
-}
-
-// A model may put a space before every text it is given. A newline in front takes that on itself, and goes away again.
-std::vector<int> Tokenizer::encode_after_newline(std::string_view text) const {
-  std::vector<int> ids = encode_whole(concat("\n", text));
-  ids.erase(ids.begin(), ids.begin() + ptrdiff_t(std::min(newline_ids_, ids.size())));
-  return ids;
-}
-
-std::vector<int> Tokenizer::encode_rest(std::string_view text, Words* words) const {
-  std::vector<int> ids;
-  while (!text.empty()) {
-    const std::string_view part = text.substr(0, cut(text, words ? 1 : kPartBytes));
-    text.remove_prefix(part.size());
-    if (words) {
-      const auto [entry, is_new] = words->try_emplace(std::string(part));
-      if (is_new) entry->second = encode_after_newline(part);
-      ids.insert(ids.end(), entry->second.begin(), entry->second.end());
-    } else {
-      const std::vector<int> more = encode_after_newline(part);
-      ids.insert(ids.end(), more.begin(), more.end());
-    }
-  }
-  return ids;
-}
-
-std::vector<int> Tokenizer::encode(std::string_view text, Words* words) const {
-  const std::string_view part = text.substr(0, cut(text, words ? 1 : kPartBytes));
-  std::vector<int> ids = encode_whole(part);
-  const std::vector<int> rest = encode_rest(text.substr(part.size()), words);
-  ids.insert(ids.end(), rest.begin(), rest.end());
-  return ids;
-}
-
-std::string Tokenizer::decode(std::span<const int> ids) const {
-  std::vector<int> known(ids.begin(), ids.end());
-  for (int& id : known)
-    if (id < 0 || id >= vocab_size()) id = std::max(0, unk());
-  std::string text;
-  const auto status = model_->sp.Decode(known, &text);
-  CHECK(status.ok(), "sentencepiece: ", status.ToString());
-  return text;
+  return model_->piece(id);
 }
 
 }  // namespace octet

@@ -1,8 +1,9 @@
 #pragma once
-// Text to token ids and back through a sentencepiece model: one trained here, Llama-2's tokenizer.model, or any other.
-// encode() adds neither BOS nor EOS. decode(encode(x)) == x for valid UTF-8 without U+2581, sentencepiece's mark for a
-// space, if the model has byte fallback and identity normalisation, as Llama-2's and ours do. An invalid byte becomes
-// U+FFFD.
+// Text to token ids and back: through a sentencepiece model (one trained here, Llama-2's tokenizer.model, any other),
+// or through Hugging Face's tokenizer.json (byte-pair encoding: GPT-NeoX, Llama 3, Llama 2, …) with the ids of their
+// tokenizers library. encode() adds neither BOS nor EOS. decode(encode(x)) == x for valid UTF-8 without U+2581,
+// sentencepiece's mark for a space, if the model has byte fallback and identity normalisation, as Llama-2's and ours
+// do. An invalid byte becomes U+FFFD.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -21,19 +22,19 @@ class Tokenizer {
   using Words =
       std::unordered_map<std::string, std::vector<int>>;  // words met before: a few times faster, the same ids
 
-  explicit Tokenizer(const std::filesystem::path& model);
+  explicit Tokenizer(const std::filesystem::path& model);  // a file, or the folder that holds one
   Tokenizer(Tokenizer&&) noexcept;
   ~Tokenizer();
 
   std::vector<int> encode(std::string_view text, Words* words = nullptr) const;
   std::string decode(std::span<const int> ids) const;  // ids the tokenizer does not have decode as unk
   int vocab_size() const;
-  int bos() const;  // -1 where the model has none; so eos() and unk()
+  int bos() const;  // what begins each text; -1 where nothing does; so eos() and unk()
   int eos() const;
   int unk() const;
   enum class Kind { normal, control, byte, unknown, other };
   Kind kind(int id) const;
-  float score(int id) const;
+  float score(int id) const;                             // of sentencepiece; else 0
   std::string piece(int id) const;                       // as the model spells it: "<s>", "\u2581the", "<0x0A>"
   uint64_t fingerprint() const { return fingerprint_; }  // of the bytes of the model file
 
@@ -44,16 +45,21 @@ class Tokenizer {
   size_t cut(std::string_view text, size_t least) const;
   std::vector<int> encode_rest(std::string_view text, Words* words = nullptr) const;
 
+  bool is_sentencepiece() const { return sentencepiece_; }
+
+  struct Model;
+
  private:
-  std::vector<int> encode_whole(std::string_view text) const;
-  std::vector<int> encode_after_newline(std::string_view text) const;
-  void find_cuts();
-  struct Model;  // keeps sentencepiece out of this header
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<const Model> model_;
   uint64_t fingerprint_ = 0;
-  bool cuts_at_newline_ = false, cuts_at_space_ = false;
-  size_t newline_ids_ = 0;  // how many ids a newline has on its own
+  bool sentencepiece_ = true;
 };
+
+// tokenizer.model in the folder, else tokenizer.json; empty where there is neither. A file is itself.
+std::filesystem::path tokenizer_file(const std::filesystem::path& folder_or_file);
+// That file as tokenizer.model or tokenizer.json, the latter with what transformers keeps beside it; nothing where
+// there is none.
+void copy_tokenizer(const std::filesystem::path& folder_or_file, const std::filesystem::path& to);
 
 struct TrainTokenizerOptions {
   std::vector<std::string> inputs;  // names or globs of text and JSONL files

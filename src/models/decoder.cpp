@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "config/rope.h"
 #include "models/model.h"
 #include "ops/moe.h"
 
@@ -42,12 +43,14 @@ Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
 void Decoder::materialise(Stream& s, Arena& memory) {
   const int64_t R = config_.rotary_dims();
   rope_table_ = memory.alloc(rope_dtype_, {options_.max_tokens, R / 2, 2});
+  const std::vector<double> frequencies = rotary_frequencies(config_);
+  const double scale = rotary_scale(config_);
   std::vector<double> table;
   for (int64_t t = 0; t < options_.max_tokens; ++t)
     for (int64_t i = 0; i < R / 2; ++i) {
-      const double angle = double(t) * std::pow(config_.rope_theta, -2. * double(i) / double(R));
-      table.push_back(rounded(std::cos(angle), options_.buffers));
-      table.push_back(rounded(std::sin(angle), options_.buffers));
+      const double angle = double(t) * frequencies[size_t(i)];
+      table.push_back(rounded(scale * std::cos(angle), options_.buffers));
+      table.push_back(rounded(scale * std::sin(angle), options_.buffers));
     }
   const std::vector<float> narrow(table.begin(), table.end());
   copy_to_device(s, rope_table_.data,
@@ -63,7 +66,8 @@ void Decoder::materialise(Stream& s, Arena& memory) {
 
 void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFactor factor) {
   CHECK(c.pass == Pass::train, "train() is the training pass");
-  c.rounded_angles = size_of(options_.buffers) < size_of(DType::f32);
+  // A scaled table is no pure rotation either.
+  c.rounded_angles = size_of(options_.buffers) < size_of(DType::f32) || rotary_scale(config_) != 1;
   const int64_t N = batch.tokens.numel();
   c.saved.reset();
   c.scratch.reset();

@@ -10,6 +10,7 @@
 #include "data/checksums.h"
 #include "data/run_folder.h"
 #include "data/safetensors_writer.h"
+#include "data/tokenizer.h"
 #include "ops/tune.h"
 #include "train/checkpoint_files.h"
 
@@ -100,9 +101,7 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
       write_config_file(s.config.model, s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32");
   write_file(folder / "config.json", model.dump(2) + "\n");
   if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
-  const std::string tokenizer = s.config.data.tokenizer;
-  std::error_code none;
-  if (fs::is_regular_file(tokenizer, none)) write_file(folder / "tokenizer.model", read_file(tokenizer));
+  if (!s.config.data.tokenizer->empty()) copy_tokenizer(*s.config.data.tokenizer, folder);
 }
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include "config/peaks.h"
 #include "data/checkpoints.h"
 #include "data/run_folder.h"
+#include "data/tokenizer.h"
 #include "train/agreement.h"
 #include "train/checkpoint.h"
 #include "train/entries.h"
@@ -96,14 +97,18 @@ Data open_data(const RunConfig& c) {
 
 // What a save would fail on, hours later, is told now.
 void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
-  const std::string file = c.data.tokenizer;
+  if (c.data.tokenizer->empty()) return;
+  const std::filesystem::path found = tokenizer_file(*c.data.tokenizer);
+  if (found.empty())
+    bad_input(c.where, ": data.tokenizer: neither tokenizer.model nor tokenizer.json is in the folder '",
+              *c.data.tokenizer, "': name a file, or data.tokenizer= to save none");
+  const std::string file = found.string();
   std::error_code none;
-  if (file.empty()) return;
-  if (!std::filesystem::exists(file, none))
+  if (!std::filesystem::is_regular_file(file, none))
     log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
   else if (const uint64_t own = hash(read_file(file)); of_tokens && own != of_tokens)
     bad_input(c.where, ": data.tokenizer: '", file, "' is another tokenizer than that of ", c.data.train->front(),
-              ": name the tokenizer.model that made the token files, or data.tokenizer= to save none");
+              ": name the one that made the token files, or data.tokenizer= to save none");
 }
 
 void warn_of_others(const RunConfig& c, const std::string& dir) {
@@ -237,7 +242,7 @@ class Run {
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(),
-                "; tokenize again with its tokenizer.model");
+                "; tokenize again with its tokenizer");
     if (r.data && r.data != data_.train.fingerprint())
       log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples,
                   " of the new data comes next");

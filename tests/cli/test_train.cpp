@@ -97,13 +97,16 @@ TEST(Train, AnotherTokenizerIsRefused) {
 
 TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
   const TinyRun tiny;
-  const Ran folder = tiny.train({"data.tokenizer=" + tiny.path("")});
-  expect_refused(folder, {tiny.path(""), "is a folder: name a file"});
+  std::filesystem::create_directory(tiny.path("empty"));
+  const Ran folder = tiny.train({"data.tokenizer=" + tiny.path("empty")});
+  expect_refused(folder, {tiny.path("empty"), "neither tokenizer.model nor tokenizer.json", "name a file"});
   EXPECT_FALSE(has(folder.out, "step 1/")) << folder;
   const Ran none = tiny.train({"data.tokenizer=" + tiny.path("none.model"), "training.eval_every=5"});
   expect_done(none, {"step 10/10"});
   EXPECT_TRUE(has(none.err, "none.model") && has(none.err, "training.eval_every (5) is not used")) << none;
   EXPECT_FALSE(std::filesystem::exists(tiny.path("run/step-00000010/tokenizer.model")));
+  expect_done(tiny.train({"data.tokenizer=" + tiny.path(""), "checkpoint.dir=" + tiny.path("kept")}));  // its folder
+  EXPECT_TRUE(std::filesystem::exists(tiny.path("kept/step-00000010/tokenizer.model")));
 }
 
 TEST(Train, AnotherBatchSizeGoesOnWithTheNextSampleAndIsSaid) {

@@ -143,14 +143,40 @@ TEST(Model, ATypingErrorInARunsConfigIsRefusedWithASuggestion) {
             0u);
 }
 
+// Mistral is Llama with a window, which transformers' Llama does not know.
+TEST(Model, MistralIsLlamaWithAWindow) {
+  const ModelConfig plain = read_model_config(llama(), "config.json");
+  const json mistral = with(llama(), R"({"model_type": "mistral"})");
+  const ModelConfig m = read_model_config(mistral, "config.json");
+  EXPECT_EQ(m.arch, Arch::llama);
+  EXPECT_EQ(m.sliding_window, 4096);  // the defaults of MistralConfig
+  EXPECT_EQ(m.max_positions, 131072);
+  EXPECT_EQ(read_model_config(with(mistral, R"({"sliding_window": null, "max_position_embeddings": 2048})"), ""),
+            plain);
+  EXPECT_EQ(write_model_config(plain, 5)["model_type"], "llama");
+  const json written = write_model_config(m, 5);
+  EXPECT_EQ(written["model_type"], "mistral");
+  EXPECT_EQ(written["architectures"][0], "MistralForCausalLM");
+  EXPECT_EQ(written["sliding_window"], 4096);
+  EXPECT_EQ(read_model_config(written, "config.json"), m);
+  EXPECT_EQ(section(write_model_section(m)), m);
+}
+
 TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   const auto expect = [](const char* more, const std::string& message) {
     EXPECT_EQ(refusal_of(with(llama(), more)).find("config.json: " + message), 0u)
         << more << ": " << refusal_of(with(llama(), more));
   };
-  expect(R"({"rope_scaling": {"type": "linear", "factor": 2}})", R"(rope_scaling.type: "linear" is not supported)");
-  expect(R"({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}})",
-         R"(rope_parameters.rope_type: "llama3" is not supported)");
+  expect(R"({"rope_scaling": {"type": "longrope", "factor": 2}})",
+         R"(rope_type: "longrope" is none of default | linear)");
+  expect(R"({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}})", R"(rope_type: "llama3" needs a factor)");
+  expect(R"({"rope_scaling": {"type": "linear", "factor": 0.5}})", "rope_factor: 0.5 is out of range");
+  expect(R"({"rope_scaling": {"factor": 2}})", "rope_factor: 2.0 is not used by rope_type default");
+  expect(R"({"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 20}})",
+         "rope_beta_fast: 20.0 is not used by rope_type linear");
+  expect(R"({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1}})", "rope_scaling.mscale: 1 is not supported");
+  expect(R"({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}})",
+         "rope_low_freq_factor: 4.0 is not below rope_high_freq_factor (4)");
   expect(R"({"rope_parameters": 3})", "rope_parameters: expected an object, got 3");
   expect(R"({"attention_bias": true})",
          "attention_bias: true is not supported for llama: its projections have no biases");

@@ -1,0 +1,68 @@
+// A tokenizer.json serves wherever a tokenizer.model does: it makes tokens, goes with checkpoints, imports and exports,
+// and turns prompts and answers of a model into ids and back.
+#include "cli/tiny_run.h"
+#include "data/tokenizer.h"
+
+namespace octet {
+namespace {
+namespace fs = std::filesystem;
+
+const std::string kNeox = std::string(GOLDEN) + "/tokenizers/neox";
+const std::string kLlama3 = std::string(GOLDEN) + "/tokenizers/llama3/tokenizer.json";
+
+}  // namespace
+
+TEST(TokenizerJson, ServesARunFromTextToExport) {
+  const TinyRun tiny;
+  const std::string tokens = tiny.path("neox.tokens"), run = tiny.path("run"), hf = tiny.path("hf");
+  expect_done(octet_says({"tokenize", "--tokenizer", kNeox, "--input", small_text(), "--out", tokens}),
+              {"vocabulary 405"});
+  expect_done(
+      octet_says({"tokenize", "--decode", "--tokenizer", kNeox, "--input", tokens, "--out", tiny.path("back.txt")}));
+  EXPECT_EQ(read_file(tiny.path("back.txt")), read_file(small_text()));
+  expect_done(tiny.train({"data.train=[\"" + tokens + "\"]", "data.tokenizer=" + kNeox, "model.vocab_size=405"}));
+  const fs::path step = fs::path(run) / "step-00000010";
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    EXPECT_EQ(read_file(step / name), read_file(fs::path(kNeox) / name));
+  EXPECT_FALSE(fs::exists(step / "tokenizer.model"));
+
+  // "the " has two tokens, and the tokenizer puts none before them.
+  const Tokenizer tokenizer{fs::path(kNeox)};
+  const Ran ran =
+      octet_says({"generate", run, "--prompt", "the marsh", "--max-new-tokens", "5", "--json", "--ignore-eos"});
+  expect_done(ran);
+  const json said = json::parse(ran.out)["sequences"][0];
+  EXPECT_EQ(said["prompt_ids"].get<std::vector<int>>(), tokenizer.encode("the marsh"));
+  std::vector<int> ids = said["prompt_ids"], more = said["ids"];
+  ids.insert(ids.end(), more.begin(), more.end());
+  EXPECT_EQ("the marsh" + said["text"].get<std::string>(), tokenizer.decode(ids));
+
+  const auto loss = [&](const std::string& data) {
+    const Ran r = octet_says({"eval", run, "--data", data, "--json"});
+    expect_done(r);
+    return json::parse(r.out)["all"]["loss"].get<double>();
+  };
+  EXPECT_EQ(loss(small_text()), loss(tokens));  // text by the checkpoint's own tokenizer
+
+  expect_done(octet_says({"export", run, "--out", hf}));
+  EXPECT_EQ(read_file(hf + "/tokenizer.json"), read_file(kNeox + "/tokenizer.json"));
+  const json config = read_json(hf + "/config.json");
+  EXPECT_EQ(config["eos_token_id"], 0);  // <|endoftext|>, whatever the run's config said
+  EXPECT_EQ(config["bos_token_id"], 1);
+  expect_done(octet_says({"import", hf, "--out", tiny.path("again")}));
+  EXPECT_EQ(read_json(tiny.path("again") + "/state.json")["tokenizer"], std::to_string(tokenizer.fingerprint()));
+  expect_done(octet_says({"generate", tiny.path("again"), "--prompt", "the", "--max-new-tokens", "2"}));
+}
+
+TEST(TokenizerJson, AnotherOneIsRefusedAndInspectShowsIt) {
+  const TinyRun tiny;
+  const std::string tokens = tiny.path("neox.tokens");
+  expect_done(octet_says({"tokenize", "--tokenizer", kNeox, "--input", small_text(), "--out", tokens}));
+  expect_refused(tiny.train({"data.train=[\"" + tokens + "\"]", "data.tokenizer=" + kLlama3, "model.vocab_size=405"}),
+                 {"llama3", "another tokenizer"});
+  expect_done(octet_says({"inspect", kLlama3}), {"tokenizer (tokenizer.json)", "405", "bos 400, eos 401"});
+  expect_done(octet_says({"inspect", tokens, "--tokenizer", kNeox, "--documents", "1"}), {"marsh"});
+  expect_refused(octet_says({"inspect", tiny.path("config.json")}), {"config.json", "tokenizer.json"});
+}
+
+}  // namespace octet
