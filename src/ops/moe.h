@@ -23,8 +23,8 @@ inline int64_t expert_rows(int64_t N, int64_t E, int64_t K) {
 void moe_jitter(Stream&, Tensor y /*(N,C)*/, Tensor x /*(N,C)*/, double eps, uint64_t seed);
 
 // probability = softmax(logits); expert: those of the K largest values of `choice`, largest first, of equal ones the
-// lower index; weight: their probabilities over the sum of them; lse: logsumexp of the logits. choice is logits, but
-// where a test holds the choice fixed.
+// lower index (NaN is as large as infinity); weight: their probabilities over the sum of them; lse: logsumexp of the
+// logits. choice is logits, but where a test holds the choice fixed.
 struct MoeRoute {
   Tensor expert /*(N,K) i32*/, weight /*(N,K) wide*/, probability /*(N,E) wide*/, lse /*(N) wide*/;
 };

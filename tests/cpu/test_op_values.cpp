@@ -5,6 +5,7 @@
 
 #include "cpu/lab.h"
 #include "ops/formulas.h"
+#include "ops/moe.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -160,6 +161,18 @@ TEST(OpValues, NanStaysNan) {
   EXPECT_TRUE(std::isnan(s.ptr<float>()[0]) && std::isnan(s.ptr<float>()[1]));
   cross_entropy(lab.stream(), loss, x, lab.of<int32_t>({1}), 4, 1, Backward::yes);
   EXPECT_TRUE(std::isnan(loss.ptr<float>()[0]) && std::isnan(x.ptr<float>()[1]));
+}
+
+// A token's experts differ whatever its logits are, and a NaN among them reaches all of its weights.
+TEST(OpValues, RoutesOfNaN) {
+  Lab lab;
+  const Tensor x = lab.of<float>({NAN, 5, 3, 7, 1, 1, NAN, 2, INFINITY, NAN}).as(DType::f32, {2, 5});
+  const MoeRoute route{lab.empty(DType::i32, {2, 4}), lab.empty(DType::f32, {2, 4}), lab.empty(DType::f32, {2, 5}),
+                       lab.empty(DType::f32, {2})};
+  moe_route(lab.stream(), route, x, x);
+  const std::vector<int32_t> experts{0, 3, 1, 2, 1, 3, 4, 2};
+  EXPECT_EQ(std::vector<int32_t>(route.expert.ptr<int32_t>(), route.expert.ptr<int32_t>() + 8), experts);
+  for (const double w : values(route.weight)) EXPECT_TRUE(std::isnan(w));
 }
 
 TEST(OpValues, SwigluOfExtremeGatesIsFinite) {

@@ -33,6 +33,7 @@ void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
     int32_t* expert = m.expert.ptr<int32_t>();
 #pragma omp parallel for
     for (int64_t n = 0; n < N; ++n) {
+      const auto value = [&](int64_t e) { return std::isnan(c[n * E + e]) ? R(INFINITY) : c[n * E + e]; };
       R largest = x[n * E], sum = 0, chosen = 0;
       for (int64_t e = 1; e < E; ++e) largest = std::max(largest, x[n * E + e]);
       for (int64_t e = 0; e < E; ++e) sum += p[n * E + e] = std::exp(x[n * E + e] - largest);
@@ -42,7 +43,7 @@ void moe_route(Stream&, const MoeRoute& m, Tensor logits, Tensor choice) {
         const auto before = expert + n * K;
         int64_t best = -1;
         for (int64_t e = 0; e < E; ++e)
-          if (std::find(before, before + k, e) == before + k && (best < 0 || c[n * E + e] > c[n * E + best])) best = e;
+          if (std::find(before, before + k, e) == before + k && (best < 0 || value(e) > value(best))) best = e;
         expert[n * K + k] = int32_t(best);
         chosen += w[n * K + k] = p[n * E + best];
       }

@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
   for (int e = 0; e < m.E; ++e) sum += p[e] = expf(x[e] - largest);
   for (int e = 0; e < m.E; ++e) p[e] /= sum;
   m.lse[n] = largest + logf(sum);
+  const auto value = [&](int e) { return c[e] == c[e] ? c[e] : INFINITY; };  // an order of all, so that experts differ
   int before = -1;
   for (int k = 0; k < m.K; ++k) {  // the largest behind the one before, in the order (value down, index up)
     int best = -1;
     for (int e = 0; e < m.E; ++e) {
-      const bool follows = before < 0 || c[e] < c[before] || (c[e] == c[before] && e > before);
-      if (follows && (best < 0 || c[e] > c[best])) best = e;
+      const bool follows = before < 0 || value(e) < value(before) || (value(e) == value(before) && e > before);
+      if (follows && (best < 0 || value(e) > value(best))) best = e;
     }
-    if (best < 0) best = k;  // NaN everywhere: any expert, as long as it exists
     before = best;
     m.expert[n * m.K + k] = best;
     chosen += m.weight[n * m.K + k] = p[best];
