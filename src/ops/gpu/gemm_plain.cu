@@ -40,7 +40,7 @@ template <class T, class D>
 __global__ void __launch_bounds__(kTile* kTile) plain_kernel(const Plain<T, D> p) {
   __shared__ float a[kTile][kTile + 1], b[kTile][kTile + 1];
   const int column = threadIdx.x % kTile, row = threadIdx.x / kTile;
-  const int64_t m0 = int64_t(blockIdx.x) * kTile, n0 = int64_t(blockIdx.y) * kTile;
+  const int64_t m0 = int64_t(blockIdx.x) * kTile, n0 = block_down() * kTile;
   float sum = 0;
   for (int64_t k0 = 0; k0 < p.K; k0 += kTile) {
     load_tile(a, p.a, m0, k0, p.K);
@@ -68,8 +68,7 @@ void plain_product(Stream& s, const GemmArgs& g, Tensor residual) {
                           .d = g.d.ptr<D>(),
                           .addend = addend ? addend.ptr<D>() : nullptr,
                           .K = g.a.contracted()};
-      const dim3 blocks(unsigned(ceil_div(M, kTile)), unsigned(ceil_div(N, kTile)));
-      plain_kernel<<<blocks, kTile * kTile, 0, raw(s)>>>(p);
+      plain_kernel<<<matrix_grid(ceil_div(M, kTile), ceil_div(N, kTile)), kTile * kTile, 0, raw(s)>>>(p);
     });
   });
   CUDA_CHECK(cudaGetLastError());

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
   __shared__ TurnedTile<U> tile[kTurn ? K : 1];
   __shared__ int columns[kTurn ? K : 1][U];  // where each unit's vectors stand, or -1: found once a block, read often
   const int tx = threadIdx.x % U, ty = threadIdx.x / U, unit = blockIdx.x * U + tx;
-  const int64_t row0 = blockIdx.y * int64_t(128);
+  const int64_t row0 = block_down() * 128;
   const Place place = unit < f.units ? f.place(unit) : Place{};
   if constexpr (kTurn)
     if (ty == 0)
@@ -162,8 +162,7 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
     launch_closely(s, produce_any_kernel<F, T>, {blocks_for(out.rows * f.units, 256), 256}, f, out);
   } else {
     constexpr unsigned kThreads = 16 * kTileUnits<F>;
-    const dim3 grid(blocks_for(f.units, kTileUnits<F>), blocks_for(out.rows, 128));
-    CHECK(grid.y <= 65535, out.rows, " rows are too many");
+    const dim3 grid = matrix_grid(blocks_for(f.units, kTileUnits<F>), ceil_div(out.rows, 128));
     const auto launch = [&]<bool kPairs>() {
       with_bool(out.q_t, [&]<bool kTurn>() {
         const auto kernel = out.format == DType::e5m2 ? produce_kernel<F, T, DType::e5m2, kTurn, kPairs>

@@ -20,7 +20,7 @@ struct Given {
 __global__ void __launch_bounds__(256) transpose_kernel(uint8_t* y, const uint8_t* x, int64_t N, int64_t C) {
   __shared__ TurnedTile<> tile;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  const int64_t row0 = blockIdx.y * int64_t(128), col0 = blockIdx.x * int64_t(128), c = col0 + tx * 8;
+  const int64_t row0 = block_down() * 128, col0 = blockIdx.x * int64_t(128), c = col0 + tx * 8;
   uint2 codes[2][4] = {};
   in_order();
 #pragma unroll
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(256) transpose_kernel(uint8_t* y, const uint8_
 __global__ void transpose_any_kernel(uint8_t* y, const uint8_t* x, int64_t N, int64_t C) {
   __shared__ uint8_t tile[32][33];
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
-  const int64_t n0 = blockIdx.y * int64_t(32), c0 = blockIdx.x * int64_t(32);
+  const int64_t n0 = block_down() * 32, c0 = blockIdx.x * int64_t(32);
   in_order();
   for (int r = row; r < 32; r += 8)
     if (n0 + r < N && c0 + lane < C) tile[r][lane] = x[(n0 + r) * C + c0 + lane];
@@ -71,8 +71,7 @@ void transpose(Stream& s, Tensor y, Tensor x) {
   const auto* from = static_cast<const uint8_t*>(x.data);
   const bool fast = N % 8 == 0 && C % 8 == 0 && aligned({to, from}, 8);
   const int64_t side = fast ? 128 : 32;
-  const dim3 grid(blocks_for(C, side), blocks_for(N, side));
-  CHECK(grid.y <= 65535, N, " rows are too many");
+  const dim3 grid = matrix_grid(blocks_for(C, side), ceil_div(N, side));
   launch_closely(s, fast ? transpose_kernel : transpose_any_kernel, {grid, 256}, to, from, N, C);
 }
 

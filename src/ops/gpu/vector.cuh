@@ -28,6 +28,13 @@ struct Pack<uint8_t> {
 inline unsigned blocks_for(int64_t n, int64_t each) { return unsigned(n > each ? (n + each - 1) / each : 1); }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Blocks across and down a matrix. CUDA has at most 65535 down: what is more stands in planes behind.
+inline dim3 matrix_grid(int64_t across, int64_t down) {
+  const int64_t planes = std::max<int64_t>(1, ceil_div(down, 65535));
+  return dim3(unsigned(across), unsigned(std::max<int64_t>(1, ceil_div(down, planes))), unsigned(planes));
+}
+__device__ inline int64_t block_down() { return blockIdx.z * int64_t(gridDim.y) + blockIdx.y; }
+
 inline bool aligned(std::initializer_list<const void*> pointers, uintptr_t bytes = 16) {
   for (const void* p : pointers)
     if (reinterpret_cast<uintptr_t>(p) % bytes) return false;
