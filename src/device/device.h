@@ -20,7 +20,8 @@ class Device {
     bool time_waits = false;  // time Kernel::wait alone; costs nothing to speak of
     int collective_ctas = 0;  // most thread blocks that a collective takes from the products; 0: the library's choice
     std::string plan_cache;   // file with the product plans that timing chose; empty: none
-    Target target{};          // plan engine only: what to plan for
+    Target target{};          // plan engine: what to plan for. gpu: who attends, and the card as which it behaves, if
+                              // that has fewer abilities than the one that is there
   };
   explicit Device(const Options&);
   ~Device();

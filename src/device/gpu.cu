@@ -1,7 +1,10 @@
-// The gpu engine's device: CUDA's runtime behind device.h. Nothing here launches a kernel.
+// The gpu engine's device: CUDA's runtime behind device.h. No kernel is launched here, but for one that tells what code
+// the card runs.
+#include <algorithm>
 #include <utility>
 
 #include "device/gpu.h"
+#include "device/gpu_code.h"
 
 #if __has_include(<nvtx3/nvToolsExt.h>)  // headers alone; they find a profiler at run time, if one is there
 #include <nvtx3/nvToolsExt.h>
@@ -52,6 +55,48 @@ cudaDeviceProp properties_of(int index) {  // makes no context, which would take
 Target target_of(const cudaDeviceProp& p) {
   return {.cuda = true, .compute_capability = 10 * p.major + p.minor, .multiprocessors = p.multiProcessorCount};
 }
+
+__global__ void code_kernel(GpuCode* code) {
+#ifdef __CUDA_ARCH__
+  code->architecture = __CUDA_ARCH__ / 10;
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  code->hopper = true;
+#endif
+}
+GpuCode code_of_card() {  // the current one
+  GpuCode code;
+  cudaFuncAttributes attributes{};
+  switch (const cudaError_t e = cudaFuncGetAttributes(&attributes, code_kernel)) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:  // which the driver cannot compile
+    case cudaErrorJitCompilerNotFound:
+      (void)cudaGetLastError();
+      return code;
+    default:
+      CUDA_CHECK(e);
+  }
+  GpuCode* there = nullptr;
+  CUDA_CHECK(cudaMalloc(&there, sizeof code));
+  CUDA_CHECK(cudaMemset(there, 0, sizeof code));
+  code_kernel<<<1, 1>>>(there);
+  CUDA_CHECK(cudaGetLastError());
+  CUDA_CHECK(cudaMemcpy(&code, there, sizeof code, cudaMemcpyDeviceToHost));
+  CUDA_CHECK(cudaFree(there));
+  return code;
+}
+void refuse_unfit(const cudaDeviceProp& p, int index) {
+  const int capability = 10 * p.major + p.minor;
+  const std::string why = unfit(capability, code_of_card());
+  if (why.empty()) return;
+  if (capability < 80)
+    bad_input("GPU ", index, " (", p.name, ") has compute capability ", p.major, ".", p.minor,
+              "; this program needs 8.0 (A100) or more. Set \"device\" to \"cpu\"");
+  bad_input("GPU ", index, " (", p.name, ") has compute capability ", p.major, ".", p.minor, ", and ", why,
+            ": build it with -DOCTET_CUDA_ARCHITECTURES=", architecture_for(capability),
+            " (several are separated by semicolons), or set \"device\" to \"cpu\"");
+}
 }  // namespace
 
 Target target_of_card(int index) { return target_of(properties_of(index)); }
@@ -59,7 +104,9 @@ Target target_of_card(int index) { return target_of(properties_of(index)); }
 Device::Device(const Options& o) : options_(o), impl_(std::make_unique<Impl>()) {
   const cudaDeviceProp p = properties_of(o.index);
   CUDA_CHECK(cudaSetDevice(o.index));
+  refuse_unfit(p, o.index);
   target_ = target_of(p);
+  if (const int as = o.target.compute_capability) target_.compute_capability = std::min(as, target_.compute_capability);
   target_.attention = o.target.attention;
   target_.deterministic = o.deterministic;
   impl_->index = o.index;

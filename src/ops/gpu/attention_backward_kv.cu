@@ -129,11 +129,14 @@ void run(Stream& s, const AttentionBackward& t, const Attention& a) {
 
 void attention_backward_kv_bf16(Stream& s, const AttentionBackward& t, const Attention& a) {
   const int64_t D = a.heads.D;
+  const auto form = [&]<class F>() { run<F>(s, t, a); };
   if (D <= 64) run<Form<64, 64, 32, 4, 2, false, 1, 2>>(s, t, a);
   else if (D <= 96) run<Form<96, 64, 32, 8, 1, true, 1, 1>>(s, t, a);
-  else if (D <= 128) run<Form<128, 64, 64, 8, 1, false, 1, 1>>(s, t, a);
-  else if (s.target().compute_capability >= 90) run<Form<256, 32, 32, 8, 1, false, 2, 1>>(s, t, a);
-  else run<Form<256, 16, 16, 8, 1, false, 2, 1>>(s, t, a);  // 160 KiB of shared memory in place of 192
+  else if (D <= 128)
+    first_that_fits<Form<128, 64, 64, 8, 1, false, 1, 1>, Form<128, 32, 32, 8, 1, false, 1, 1>>(s, form);
+  else
+    first_that_fits<Form<256, 32, 32, 8, 1, false, 2, 1>, Form<256, 16, 16, 8, 1, false, 2, 1>,
+                    Form<256, 16, 16, 4, 1, false, 2, 1>>(s, form);
 }
 
 }  // namespace octet::BACKEND

@@ -119,11 +119,13 @@ void run(Stream& s, const AttentionBackward& t, const Attention& a) {
 
 void attention_backward_q_bf16(Stream& s, const AttentionBackward& t, const Attention& a) {
   const int64_t D = a.heads.D;
+  const auto form = [&]<class F>() { run<F>(s, t, a); };
   if (D <= 64) run<Form<64, 64, 16, 4, 2, true, 2>>(s, t, a);
   else if (D <= 96) run<Form<96, 32, 32, 4, 2, false, 2>>(s, t, a);
   else if (D <= 128) run<Form<128, 64, 64, 4, 1, false, 2>>(s, t, a);
-  else if (s.target().compute_capability >= 90) run<Form<256, 32, 32, 8, 1, false, 1>>(s, t, a);
-  else run<Form<256, 32, 16, 4, 1, false, 1>>(s, t, a);  // 128 KiB of shared memory in place of 192
+  else
+    first_that_fits<Form<256, 32, 32, 8, 1, false, 1>, Form<256, 32, 16, 4, 1, false, 1>,
+                    Form<256, 16, 16, 4, 1, false, 1>>(s, form);
 }
 
 }  // namespace octet::BACKEND

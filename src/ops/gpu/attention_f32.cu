@@ -1,13 +1,17 @@
-// Attention with fp32 storage in fp32 arithmetic, for verification: tiles of 32 x 32 scores, eight threads a row,
-// memory linear in T. Thread x of a row r has the row's score columns x, x + 8, .. and, of what it sums, elements x, x
-// + 8, ..
+// Attention with fp32 storage in fp32 arithmetic, for verification: tiles of 32 x 32 scores (16 x 16 where shared
+// memory is too small for those), eight threads a row, memory linear in T. Thread x of a row r has the row's score
+// columns x, x
+// + 8, .. and, of what it sums, elements x, x + 8, ..
 #include "device/gpu.h"
+#include "device/gpu_code.h"
 #include "ops/gpu/attention_kernels.h"
 
 namespace octet::BACKEND {
 namespace {
 
-constexpr int kTile = 32, kThreads = 256, kColumns = kTile / 8, kLargestD = 256, kElements = kLargestD / 8;
+constexpr int kLargestD = 256, kElements = kLargestD / 8;
+template <int kTile>
+constexpr int kThreads = 8 * kTile;
 
 struct Params {
   const float *qkv, *d_o, *o_in;
@@ -22,13 +26,15 @@ struct Params {
   __device__ int first_key(int row) const { return window == 0 ? 0 : max(0, row - window + 1); }
 };
 
+template <int kTile>
 __device__ void load(const Params& p, float* tile, const float* src, int64_t stride, int valid_rows) {
-  for (int i = int(threadIdx.x); i < kTile * p.D; i += kThreads) {
+  for (int i = int(threadIdx.x); i < kTile * p.D; i += kThreads<kTile>) {
     const int row = i / p.D, d = i % p.D;
     tile[row * p.pitch() + d] = row < valid_rows ? src[row * stride + d] : 0;
   }
 }
 // s[i] = x[r] . y[x + 8 i]
+template <int kColumns>
 __device__ void scores(const Params& p, float (&s)[kColumns], const float* x, const float* y) {
   const int r = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8;
 #pragma unroll
@@ -39,9 +45,11 @@ __device__ void scores(const Params& p, float (&s)[kColumns], const float* x, co
 }
 // sum[i] += sum over the tile's columns of s[r][column] * y[column][x + 8 i]; s goes through the row's part of
 // `shared_s`
+template <int kColumns>
 __device__ void accumulate(const Params& p, float (&sum)[kElements], const float (&s)[kColumns], const float* y,
                            float* shared_s) {
   const int r = int(threadIdx.x) / 8, x = int(threadIdx.x) % 8;
+  constexpr int kTile = 8 * kColumns;
   float* row = shared_s + r * (kTile + 1);
   __syncwarp();  // the eight threads of a row are in one warp
 #pragma unroll
@@ -64,25 +72,27 @@ __device__ float row_max(float v) {
 struct Place {  // of a block: blockIdx.x tile of rows, blockIdx.y head, blockIdx.z sequence
   int row0, r, x, row;
   int64_t sequence;
-  __device__ explicit Place(const Params& p)
-      : row0(int(blockIdx.x) * kTile),
+  __device__ Place(const Params& p, int tile)
+      : row0(int(blockIdx.x) * tile),
         r(int(threadIdx.x) / 8),
         x(int(threadIdx.x) % 8),
         row(row0 + r),
         sequence(int64_t(blockIdx.z) * p.T) {}
 };
 
-__global__ void __launch_bounds__(kThreads) forward_f32(const Params p) {
+template <int kTile>
+__global__ void __launch_bounds__(kThreads<kTile>) forward_f32(const Params p) {
+  constexpr int kColumns = kTile / 8;
   extern __shared__ float memory[];
   float *q = memory, *k = q + kTile * p.pitch(), *v = k + kTile * p.pitch(), *shared_s = v + kTile * p.pitch();
-  const Place at(p);
+  const Place at(p, kTile);
   const int h = int(blockIdx.y), g = h / (p.H / p.G);
-  load(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
+  load<kTile>(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
   float maximum = -INFINITY, sum = 0, o[kElements] = {};
   for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
     const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
     __syncthreads();
-    load(p, k, keys + p.k0, p.width, p.T - key), load(p, v, keys + p.v0, p.width, p.T - key);
+    load<kTile>(p, k, keys + p.k0, p.width, p.T - key), load<kTile>(p, v, keys + p.v0, p.width, p.T - key);
     __syncthreads();
     float s[kColumns], top = maximum, part = 0;
     scores(p, s, q, k);
@@ -104,15 +114,17 @@ __global__ void __launch_bounds__(kThreads) forward_f32(const Params p) {
   if (at.x == 0) p.lse[(int64_t(blockIdx.z) * p.H + h) * p.T + at.row] = maximum + logf(sum);
 }
 
-__global__ void __launch_bounds__(kThreads) dq_f32(const Params p) {
+template <int kTile>
+__global__ void __launch_bounds__(kThreads<kTile>) dq_f32(const Params p) {
+  constexpr int kColumns = kTile / 8;
   extern __shared__ float memory[];
   const int size = kTile * p.pitch();
   float *q = memory, *d_o = q + size, *k = d_o + size, *v = k + size, *shared_s = v + size;
-  const Place at(p);
+  const Place at(p, kTile);
   const int h = int(blockIdx.y), g = h / (p.H / p.G);
   const int64_t out = (at.sequence + at.row0) * p.out_width + h * p.D;
-  load(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
-  load(p, d_o, p.d_o + out, p.out_width, p.T - at.row0);
+  load<kTile>(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
+  load<kTile>(p, d_o, p.d_o + out, p.out_width, p.T - at.row0);
   __syncthreads();
   float delta = 0, lse = 0, dq[kElements] = {};
   const int64_t statistic = (int64_t(blockIdx.z) * p.H + h) * p.T + at.row;
@@ -126,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) dq_f32(const Params p) {
   for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
     const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
     __syncthreads();
-    load(p, k, keys + p.k0, p.width, p.T - key), load(p, v, keys + p.v0, p.width, p.T - key);
+    load<kTile>(p, k, keys + p.k0, p.width, p.T - key), load<kTile>(p, v, keys + p.v0, p.width, p.T - key);
     __syncthreads();
     float s[kColumns], dp[kColumns];
     scores(p, s, q, k), scores(p, dp, d_o, v);
@@ -140,21 +152,23 @@ __global__ void __launch_bounds__(kThreads) dq_f32(const Params p) {
 }
 
 // Here rows are keys and columns queries, of every query head of the group.
-__global__ void __launch_bounds__(kThreads) dkv_f32(const Params p) {
+template <int kTile>
+__global__ void __launch_bounds__(kThreads<kTile>) dkv_f32(const Params p) {
+  constexpr int kColumns = kTile / 8;
   extern __shared__ float memory[];
   const int size = kTile * p.pitch();
   float *q = memory, *d_o = q + size, *k = d_o + size, *v = k + size, *shared_s = v + size;
-  const Place at(p);
+  const Place at(p, kTile);
   const int g = int(blockIdx.y), group = p.H / p.G;
   const float* keys = p.qkv + (at.sequence + at.row0) * p.width + g * p.kv_step;
-  load(p, k, keys + p.k0, p.width, p.T - at.row0), load(p, v, keys + p.v0, p.width, p.T - at.row0);
+  load<kTile>(p, k, keys + p.k0, p.width, p.T - at.row0), load<kTile>(p, v, keys + p.v0, p.width, p.T - at.row0);
   float dk[kElements] = {}, dv[kElements] = {};
   const int end = p.window == 0 ? p.T : min(p.T, at.row0 + kTile - 1 + p.window);
   for (int h = g * group; h < (g + 1) * group; ++h)
     for (int query = at.row0; query < end; query += kTile) {
       __syncthreads();
-      load(p, q, p.qkv + (at.sequence + query) * p.width + h * p.q_step, p.width, p.T - query);
-      load(p, d_o, p.d_o + (at.sequence + query) * p.out_width + h * p.D, p.out_width, p.T - query);
+      load<kTile>(p, q, p.qkv + (at.sequence + query) * p.width + h * p.q_step, p.width, p.T - query);
+      load<kTile>(p, d_o, p.d_o + (at.sequence + query) * p.out_width + h * p.D, p.out_width, p.T - query);
       __syncthreads();
       float s[kColumns], dp[kColumns];
       scores(p, s, k, q), scores(p, dp, v, d_o);
@@ -182,13 +196,24 @@ Params params(const Attention& a) {
   p.window = int(std::min(a.window, a.T)), p.scale = float(a.scale);
   return p;
 }
+int64_t shared_bytes(int tile, int tiles, int D) {
+  return int64_t(sizeof(float)) * tile * (tiles * (D + 1) + tile + 1);
+}
+
+template <int kTile>
 void launch(void (*kernel)(Params), Stream& s, const Attention& a, int64_t heads, int tiles, const Params& p) {
-  const int bytes = int(sizeof(float)) * kTile * (tiles * (p.D + 1) + kTile + 1);
+  const int64_t bytes = shared_bytes(kTile, tiles, p.D);
+  CHECK(bytes <= shared_room(s.target().compute_capability), bytes, " bytes of shared memory");
   CHECK(heads < 65536 && a.B < 65536, heads, " heads of ", a.B, " sequences: a grid has less than 65536 of either");
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<dim3(unsigned((a.T + kTile - 1) / kTile), unsigned(heads), unsigned(a.B)), kThreads, size_t(bytes),
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+  kernel<<<dim3(unsigned((a.T + kTile - 1) / kTile), unsigned(heads), unsigned(a.B)), kThreads<kTile>, size_t(bytes),
            raw(s)>>>(p);
   CUDA_CHECK(cudaGetLastError());
+}
+template <class F>
+void with_tile(const Stream& s, int tiles, int D, F&& f) {
+  if (shared_bytes(32, tiles, D) <= shared_room(s.target().compute_capability)) f.template operator()<32>();
+  else f.template operator()<16>();
 }
 
 }  // namespace
@@ -196,15 +221,17 @@ void launch(void (*kernel)(Params), Stream& s, const Attention& a, int64_t heads
 void attention_forward_f32(Stream& s, const AttentionForward& t, const Attention& a) {
   Params p = params(a);
   p.qkv = t.qkv.ptr<float>(), p.o = t.o.ptr<float>(), p.lse = t.lse.ptr<float>();
-  launch(forward_f32, s, a, a.heads.H, 3, p);
+  with_tile(s, 3, p.D, [&]<int kTile>() { launch<kTile>(forward_f32<kTile>, s, a, a.heads.H, 3, p); });
 }
 
 void attention_backward_f32(Stream& s, const AttentionBackward& t, const Attention& a) {
   Params p = params(a);
   p.qkv = t.qkv.ptr<float>(), p.d_o = t.d_o.ptr<float>(), p.o_in = t.o.ptr<float>(), p.lse = t.lse.ptr<float>();
   p.dqkv = t.dqkv.ptr<float>(), p.delta = static_cast<float*>(t.workspace.data);
-  launch(dq_f32, s, a, a.heads.H, 4, p);
-  launch(dkv_f32, s, a, a.heads.G, 4, p);
+  with_tile(s, 4, p.D, [&]<int kTile>() {
+    launch<kTile>(dq_f32<kTile>, s, a, a.heads.H, 4, p);
+    launch<kTile>(dkv_f32<kTile>, s, a, a.heads.G, 4, p);
+  });
 }
 
 }  // namespace octet::BACKEND

@@ -152,7 +152,9 @@ void attention_forward_bf16(Stream& s, const AttentionForward& t, const Attentio
   if (D <= 64) run<Form<64, 64, 4, 2, true, 2>>(s, t, a);
   else if (D <= 96) run<Form<96, 64, 4, 2, false, 2>>(s, t, a);
   else if (D <= 128) run<Form<128, 32, 4, 2, false, 2>>(s, t, a);
-  else run<Form<256, 32, 8, 1, false, 1>>(s, t, a);
+  else
+    first_that_fits<Form<256, 32, 8, 1, false, 1>, Form<256, 16, 8, 1, false, 1>>(s,
+                                                                                  [&]<class F>() { run<F>(s, t, a); });
 }
 
 }  // namespace octet::BACKEND

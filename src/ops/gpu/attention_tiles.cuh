@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "device/gpu.h"
+#include "device/gpu_code.h"
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
@@ -269,8 +270,16 @@ __device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int col
 }
 inline Mask mask_of(const Attention& a) { return {a.window > 0 ? int(std::min<int64_t>(a.window, 1 << 30)) : 1 << 30}; }
 
+// run<F>() with the first of a kernel's forms whose shared memory the card has.
+template <class F, class... Smaller, class Run>
+void first_that_fits(const Stream& s, Run&& run) {
+  if constexpr (sizeof...(Smaller) > 0)
+    if (F::kSharedBytes > shared_room(s.target().compute_capability)) return first_that_fits<Smaller...>(s, run);
+  run.template operator()<F>();
+}
 template <class Params>
 void launch(void (*kernel)(Params), int blocks, int threads, int shared_bytes, Stream& s, const Params& p) {
+  CHECK(shared_bytes <= shared_room(s.target().compute_capability), shared_bytes, " bytes of shared memory");
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   kernel<<<unsigned(blocks), unsigned(threads), size_t(shared_bytes), raw(s)>>>(p);
   CUDA_CHECK(cudaGetLastError());

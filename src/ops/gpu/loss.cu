@@ -1,5 +1,6 @@
 // Cross-entropy: one block a row. The first pass finds maximum and sum together (Milakov & Gimelshein 2018,
 // arXiv:1805.02867) and leaves the row in shared memory where it fits; the second writes the gradient over the logits.
+#include "device/gpu_code.h"
 #include "ops/gpu/reduce.cuh"
 
 namespace octet::BACKEND {
@@ -7,7 +8,6 @@ namespace octet::BACKEND {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr size_t kKept = 110 << 10;  // bytes of a row that may stay in shared memory: two blocks an SM
 
 template <class T>
 struct Rows {
@@ -147,8 +147,8 @@ void cross_entropy(Stream& s, Tensor losses, Tensor logits, Tensor targets, int6
     const Rows<T> a{losses.ptr<float>(), logits.ptr<T>(),     targets.ptr<int32_t>(), int(V),
                     int(vocabulary),     float(factor.value), factor.scale,           backward == Backward::yes};
     const size_t bytes = size_t(V) * sizeof(T);
-    const int cc = s.target().compute_capability;
-    const size_t room = cc >= 90 ? kKept : cc == 80 ? 78 << 10 : 46 << 10;
+    // of a row that may stay in shared memory, for two blocks an SM; each takes some more
+    const size_t room = size_t(shared_room(s.target().compute_capability)) / 2 - 3584;
     if (V % 8 || !aligned({logits.data})) {
       cross_entropy_kernel<T, false, false><<<unsigned(N), kThreads, 0, raw(s)>>>(a);
     } else if (bytes <= room && a.backward) {

@@ -1,5 +1,6 @@
 #pragma once
 // RMSNorm and LayerNorm (kCentre), backward: which kernel takes which rows.
+#include "device/gpu_code.h"
 #include "ops/gpu/norm_backward_teams.cuh"
 #include "ops/workspace.h"
 
@@ -56,10 +57,9 @@ int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
 // more there are too few warps. One where shared memory is small.
 template <bool kCentre, class T>
 int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
-  const int cc = s.target().compute_capability;
-  const int64_t room = cc >= 90 ? 226 << 10 : cc == 80 ? 162 << 10 : 98 << 10;  // shared memory of an SM
-  const auto fits = [&](int64_t vectors) {                                      // two rows of each team
-    return 2 * 3 * vectors * 512 * int64_t(sizeof(Pack<T>)) <= room - 4096;
+  const int64_t room = shared_room(s.target().compute_capability);
+  const auto fits = [&](int64_t vectors) {  // two rows of each team
+    return 2 * 3 * vectors * 512 * int64_t(sizeof(Pack<T>)) <= room - 5120;
   };
   const bool fast = f.C % 8 == 0 && aligned({f.dx, f.dy, f.x, f.w, f.dw_partial, f.db_partial});
   int64_t blocks = std::min(partial_rows(s.target()), f.N);
