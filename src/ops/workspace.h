@@ -16,9 +16,15 @@ inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiproces
 inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // by kernels made for it
   return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
 }
+// Of more than 2^32 elements cuDNN 9.19's gradients are wrong, without a word. It gets tensors of less than 2^31 bytes,
+// the sum of dq in fp32 among them.
+inline bool small_for_cudnn(const Attention& a) {
+  const Heads& h = a.heads;
+  return a.B * a.T * std::max(h.width() * 2, h.H * h.D * 4) < int64_t{1} << 31;
+}
 inline bool cudnn_attends(const Target& t, const Attention& a, DType plain) {
   return t.cuda && t.attention != AttentionKind::native && t.compute_capability >= 90 && plain == DType::bf16 &&
-         a.window == 0;
+         a.window == 0 && small_for_cudnn(a);
 }
 inline bool cudnn_attends_forward(const Target& t, const Attention& a, DType plain) {
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !attention_on_hopper(t, a, plain));

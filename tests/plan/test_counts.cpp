@@ -175,5 +175,27 @@ TEST(Workspace, FollowsTheTarget) {
   EXPECT_EQ(attention_backward_parts(t, odd, DType::bf16).delta, (3 * 8 * 129 * 4 + 255) / 256 * 256);
 }
 
+// Its gradients of very large tensors are wrong: those are our own kernels', forward and backward.
+TEST(Workspace, CudnnGetsTensorsOfLessThan2GiB) {
+  const Target t{.cuda = true,
+                 .compute_capability = 90,
+                 .multiprocessors = 132,
+                 .attention = AttentionKind::cudnn,
+                 .deterministic = false};
+  for (const Heads& heads : {Heads{.H = 32, .G = 32, .D = 128}, Heads{.H = 64, .G = 8, .D = 96}}) {
+    const int64_t row = std::max(heads.width() * 2, heads.H * heads.D * 4), most = ((int64_t{1} << 31) - 1) / row;
+    for (const auto& [B, T] : {std::pair<int64_t, int64_t>{1, most}, {most, 1}}) {
+      const Attention largest{.heads = heads, .B = B, .T = T};
+      Attention beyond = largest;
+      ++(T == 1 ? beyond.B : beyond.T);
+      EXPECT_EQ(attention_forward_workspace(t, largest, DType::bf16), kCudnnSlack);
+      EXPECT_GT(attention_backward_parts(t, largest, DType::bf16).own, 0);
+      EXPECT_LE(attention_forward_workspace(t, beyond, DType::bf16), 4);
+      EXPECT_EQ(attention_backward_parts(t, beyond, DType::bf16).own, 0);
+      EXPECT_EQ(attention_backward_parts(t, beyond, DType::bf16).dq, 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace octet::BACKEND

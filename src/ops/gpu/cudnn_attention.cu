@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/recent.h"
 #include "device/gpu.h"
 #include "ops/gpu/attention.h"
 #include "ops/gpu/cudnn_graph.h"
@@ -126,14 +127,17 @@ class Plans {  // of one device
     cudnnDestroy(handle);
   }
   const Plan& get(const Case& c) {
-    if (auto it = plans_.find(c); it != plans_.end()) return it->second;
-    return plans_.try_emplace(c, AttentionGraph(c), properties_.raw).first->second;
+    if (const Plan* plan = plans_.find(c)) return *plan;
+    if (plans_.full()) CUDA_CHECK(cudaDeviceSynchronize());  // the one that ends may be under way
+    return plans_.make(c, AttentionGraph(c), properties_.raw);
   }
-  bool has(const Case& c) {  // says once for each case that cuDNN refuses
+  // A plan that does with `room` bytes of workspace. Says once for each case that there is none.
+  bool has(const Case& c, int64_t room) {
     const auto [it, first_time] = usable_.try_emplace(c, false);
     if (!first_time) return it->second;
     try {
-      get(c);
+      if (const int64_t wanted = get(c).workspace_bytes(); wanted > room)
+        throw SystemError(concat("cuDNN wants ", wanted, " bytes of workspace, ", room, " are planned"));
       it->second = true;
     } catch (const SystemError& e) {
       std::cerr << "attention " << (c.pass == Pass::forward ? "forward" : "backward") << " with T " << c.T << ", H "
@@ -147,7 +151,9 @@ class Plans {  // of one device
 
  private:
   Descriptor properties_{CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR};
-  std::map<Case, Plan> plans_;
+  // Each holds its kernels. A run has few shapes, but generation one for each length of a prompt.
+  static constexpr size_t kMost = 32;
+  Recent<Case, Plan> plans_{kMost};
   std::map<Case, bool> usable_;
 };
 
@@ -204,12 +210,12 @@ void backward_slice(Stream& s, const Case& c, const AttentionBackward& t, const 
 
 }  // namespace
 
-bool cudnn_has_forward(Device& d, const Attention& a) { return plans(d).has(whole(a, Pass::forward)); }
+bool cudnn_has_forward(Device& d, const Attention& a) { return plans(d).has(whole(a, Pass::forward), kCudnnSlack); }
 bool cudnn_has_backward(Device& d, const Attention& a) {
   const Case c = backward_case(d, a);
   const bool slices = c.B < a.B || c.G < a.heads.G;
   if (slices && c.H * a.T % 4) return false;  // their lse and delta would not begin at multiples of 16 bytes
-  return plans(d).has(c);
+  return plans(d).has(c, attention_backward_parts(d.target(), a, DType::bf16).own);
 }
 
 void cudnn_attention_forward(Stream& s, const AttentionForward& t, const Attention& a) {
