@@ -143,16 +143,6 @@ void write_index(const fs::path& folder, const std::vector<File>& files) {
   write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-void write_generation_config(const ModelFolder& from, const ModelConfig& model, const fs::path& folder) {
-  std::error_code none;
-  if (fs::exists(from.path / "generation_config.json", none))
-    return copy_file_to(from.path / "generation_config.json", folder);
-  json fields{{"_from_model_config", true}};
-  if (model.bos_id >= 0) fields["bos_token_id"] = model.bos_id;
-  if (model.eos_id >= 0) fields["eos_token_id"] = model.eos_id;
-  write_file(folder / "generation_config.json", fields.dump(2) + "\n");
-}
-
 // The model as it leaves: with its tokenizer's beginning and end of text, and the vocabulary that was asked for.
 ModelConfig exported(const Arguments& arguments, const ModelFolder& from, const TokenizerSource& tokenizer) {
   ModelConfig model = from.model;
@@ -203,7 +193,7 @@ int run_export(const Arguments& arguments, Host*) {
 
   StagedFolder staged(arguments.text("out"));
   write_file(staged.path() / "config.json", write_config_file(model, type.name).dump(2) + "\n");
-  write_generation_config(from, model, staged.path());
+  write_generation_config(from.path, model, staged.path());
   write_tokenizer(tokenizer, model, staged.path());
   Copier copier(weights, type, total);
   for (const File& file : files) copier.write(staged.path(), file);

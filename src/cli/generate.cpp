@@ -117,9 +117,15 @@ Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const s
   return all;
 }
 
-std::vector<int32_t> stops_of(const Arguments& arguments, const ModelConfig& model) {
+std::vector<int32_t> stops_of(const Arguments& arguments, const ModelConfig& model, const std::string& folder,
+                              const std::vector<std::string>& changes) {
   std::vector<int32_t> stop;
-  if (model.eos_id >= 0 && !arguments.has("ignore-eos")) stop.push_back(int32_t(model.eos_id));
+  const auto is_end = [](const std::string& change) { return change.starts_with("model.eos_token_id="); };
+  std::vector<int64_t> ends;  // the command line's, else the folder's, else that of the model's config
+  if (std::ranges::none_of(changes, is_end) && std::filesystem::is_directory(folder)) ends = end_ids(folder);
+  if (ends.empty() && model.eos_id >= 0) ends.push_back(model.eos_id);
+  for (const int64_t id : ends)
+    if (id >= 0 && id < model.vocab_size && !arguments.has("ignore-eos")) stop.push_back(int32_t(id));
   for (const std::string& list : arguments.all("stop-ids")) {
     const std::vector<int32_t> ids = ids_of(arguments, "stop-ids", list);
     require_tokens("stop-ids", ids, model);
@@ -142,19 +148,20 @@ class Printer {
     const std::string more = streams_[prompt] ? streams_[prompt]->add(id) : concat(out.empty() ? "" : ",", id);
     out += more;
     if (output_.size() > 1) return;
-    std::fputs(more.c_str(), stdout);
+    put(more);
     std::fflush(stdout);
   }
   void end() {
     for (size_t i = 0; i < output_.size(); ++i) {
       const std::string last = streams_[i] ? streams_[i]->end() : "";
-      if (output_.size() > 1) std::printf("[%zu] %s%s\n", i + 1, output_[i].c_str(), last.c_str());
-      else std::printf("%s\n", last.c_str());
+      if (output_.size() > 1) put(concat("[", i + 1, "] ", output_[i]));
+      put(last + "\n");
     }
     std::fflush(stdout);  // the line of speeds goes another way
   }
 
  private:
+  static void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }  // zero bytes too
   const Prompts& prompts_;
   std::vector<std::string> output_;
   std::vector<std::unique_ptr<Stream>> streams_;
@@ -199,7 +206,7 @@ int generate(const Arguments& arguments, Host* mpi) {
   GenerateRequest request{.model = random ? "" : folder,
                           .prompts = prompts.ids,
                           .max_new_tokens = arguments.integer("max-new-tokens", 1),
-                          .stop = stops_of(arguments, model),
+                          .stop = stops_of(arguments, model, folder, words.changes),
                           .sampling = sampling_of(arguments),
                           .on_token = {}};
   size_t longest = 0, shortest = prompts.ids[0].size();

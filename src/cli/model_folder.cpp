@@ -41,6 +41,34 @@ ModelFolder open_model_folder(const std::string& path) {
   return found;
 }
 
+std::vector<int64_t> end_ids(const fs::path& folder) {
+  std::error_code none;
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!fs::is_regular_file(folder / name, none)) continue;
+    const std::string file = (folder / name).string();
+    const json fields = read_json(file);
+    json ids = fields.is_object() ? fields.value("eos_token_id", json()) : json();
+    if (ids.is_null()) continue;
+    if (!ids.is_array()) ids = json::array({ids});
+    for (const json& id : ids)
+      if (!id.is_number_integer())
+        bad_input(file, ": eos_token_id: expected a token id or a list of them, got ", show(ids));
+    return ids;
+  }
+  return {};
+}
+
+void write_generation_config(const fs::path& from, const ModelConfig& model, const fs::path& to) {
+  std::error_code none;
+  if (fs::exists(from / "generation_config.json", none)) return copy_file_to(from / "generation_config.json", to);
+  json fields{{"_from_model_config", true}};
+  if (model.bos_id >= 0) fields["bos_token_id"] = model.bos_id;
+  if (model.eos_id >= 0) fields["eos_token_id"] = model.eos_id;
+  if (const std::vector<int64_t> ends = end_ids(from); ends.size() > 1 && ends[0] == model.eos_id)
+    fields["eos_token_id"] = ends;
+  write_file(to / "generation_config.json", fields.dump(2) + "\n");
+}
+
 std::vector<NamedShape> parameters_of(const ModelConfig& model) {
   RunConfig config = parse_config(json{{"model", write_model_section(model)}}.dump(), "the model");
   config.training.seq_len.set(std::min<int64_t>(16, model.max_positions));

@@ -25,6 +25,13 @@ ModelFolder open_model_folder(const std::string& path);
 // The folder itself, or for the folder of a run its newest checkpoint.
 std::filesystem::path find_model_folder(const std::string& path);
 
+// What ends a text for this model: ids of generation_config.json, which transformers' generate() goes by, else those of
+// config.json; chat models have several.
+std::vector<int64_t> end_ids(const std::filesystem::path& folder);
+// Copies generation_config.json, or writes what transformers would read from config.json.
+void write_generation_config(const std::filesystem::path& from, const ModelConfig& model,
+                             const std::filesystem::path& to);
+
 std::vector<NamedShape> parameters_of(const ModelConfig& model);  // as the plan engine declares them, vocabulary padded
 
 // What a tokenizer consists of, each file where there is one.

@@ -84,8 +84,9 @@ struct ModelOptions : Section {
                                  size_up_to(kMostTokens)};
   Option<int64_t> bos_id{this, "bos_token_id", -1, "beginning of a document (-1: none)", between(-1, kMostTokens)};
   Option<int64_t> eos_id{this, "eos_token_id", -1, "end of a document (-1: none)", between(-1, kMostTokens)};
-  Option<double> attention_dropout{this, "attention_dropout", 0, "not supported", Hidden{}};
-  Option<double> hidden_dropout{this, "hidden_dropout", 0, "not supported", Hidden{}};
+  Option<double> attention_dropout{
+      this, "attention_dropout", 0, "not supported", Hidden{}, Aliases{"attention_probs_dropout_prob"}};
+  Option<double> hidden_dropout{this, "hidden_dropout", 0, "not supported", Hidden{}, Aliases{"hidden_dropout_prob"}};
   Choice<AttentionKind> attention{
       this,
       "attention",

@@ -1,9 +1,11 @@
 // octet generate as a user types it: on a checkpoint and on a folder of transformers.
+#include "cli/tensors.h"
 #include "cli/tiny_run.h"
 #include "golden.h"
 
 namespace octet {
 namespace {
+namespace fs = std::filesystem;
 
 std::vector<std::string> generate(const std::string& model, std::vector<std::string> more) {
   std::vector<std::string> words{OCTET_BINARY, "generate", model, "--device", "cpu"};
@@ -72,6 +74,18 @@ TEST_F(Generate, DrawsByItsSeed) {
   EXPECT_EQ(drawn("3", {"--top-p", "0"}), greedy);
 }
 
+TEST_F(Generate, TextWithZeroBytesIsPrintedWhole) {
+  std::vector<std::string> words{"--max-new-tokens", "60", "--temperature", "1000", "--ignore-eos", "--prompt"};
+  words.insert(words.end(), 20, "a");
+  const Ran text = says(path("run"), words);
+  words.insert(words.begin(), "--json");
+  const json all = json::parse(says(path("run"), words).out)["sequences"];
+  std::string expected;
+  for (size_t i = 0; i < all.size(); ++i) expected += concat("[", i + 1, "] ", all[i]["text"].get<std::string>(), "\n");
+  EXPECT_TRUE(expected.find('\0') != std::string::npos) << "no zero byte was drawn: take another seed";
+  EXPECT_EQ(text.out, expected);
+}
+
 TEST(GenerateFolder, IdsOfAFolderOfTransformersAreItsOwn) {
   for (const std::string model : {"llama-gqa", "llama-gqa-sharded", "neox-parallel", "mixtral-8x2"}) {
     const json expected = json::parse(read_file(golden(model + "/generate.json")));
@@ -102,6 +116,39 @@ TEST(GenerateFolder, StopsAtAToken) {
   expect_done(whole);
   EXPECT_EQ(json::parse(whole.out)["sequences"][0]["end"], "positions");
   EXPECT_EQ(json::parse(whole.out)["sequences"][0]["ids"].size(), 126u);
+}
+
+// Chat models have several ends, in generation_config.json or config.json, and transformers stops at each of them. Here
+// the third and the fifth token that the model says.
+TEST(GenerateFolder, StopsAtEachEndOfTextThatItsFilesName) {
+  const Scratch scratch;
+  const fs::path model = scratch / "model";
+  copy_folder(golden("llama-gqa"), model);
+  const auto ends = [&](const char* file, const json& ids) {
+    json fields = read_json((model / file).string());
+    fields["eos_token_id"] = ids;
+    write_file(model / file, fields.dump());
+  };
+  const auto said = [&](const fs::path& folder, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"--prompt-ids", "1,5,9,17,33,65", "--max-new-tokens", "8", "--json"});
+    const Ran r = says(folder, more);
+    expect_done(r);
+    return json::parse(r.out)["sequences"][0]["ids"].get<std::vector<int>>();
+  };
+  using Ids = std::vector<int>;
+  ends("generation_config.json", {2, 107, 44});
+  EXPECT_EQ(said(model), (Ids{116, 116, 44}));
+  EXPECT_EQ(said(model, {"model.eos_token_id=107"}), (Ids{116, 116, 44, 116, 107}));
+  EXPECT_EQ(said(model, {"--ignore-eos"}), (Ids{116, 116, 44, 116, 107, 0, 0, 0}));
+  fs::remove(model / "generation_config.json");
+  ends("config.json", {2, 107});
+  EXPECT_EQ(said(model), (Ids{116, 116, 44, 116, 107}));
+  expect_done(octet_says({"import", model, "--out", scratch / "start"}));  // they come along
+  EXPECT_EQ(said(scratch / "start"), (Ids{116, 116, 44, 116, 107}));
+  expect_done(octet_says({"export", scratch / "start", "--out", scratch / "hf"}));
+  EXPECT_EQ(read_json((scratch / "hf" / "generation_config.json").string())["eos_token_id"], json({2, 107}));
+  ends("config.json", "</s>");
+  expect_refused(says(model, {"--prompt-ids", "1"}), {"config.json", "eos_token_id"});
 }
 
 TEST(GenerateFolder, OtherTypesAndRandomWeights) {

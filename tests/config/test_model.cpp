@@ -124,10 +124,24 @@ TEST(Model, FieldsWithoutMeaningForTrainingAreIgnoredInAConfigJson) {
   const json more = with(llama(), R"({"architectures": ["LlamaForCausalLM"], "transformers_version": "4.31.0",
     "torch_dtype": "float16", "dtype": "float32", "use_cache": true, "pretraining_tp": 1, "_name_or_path": "x",
     "rope_scaling": null, "attention_bias": false, "mlp_bias": false, "attention_dropout": 0.0, "new_feature": false,
-    "other_feature": null, "eos_token_id": [2, 5]})");
+    "other_feature": null, "eos_token_id": [2, 5], "tokenizer_class": "LlamaTokenizer", "max_sequence_length": 2048,
+    "is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "q4"}})");
   EXPECT_EQ(read_model_config(more, "config.json"), read_model_config(llama(), "config.json"));
   EXPECT_EQ(refusal_of(with(llama(), R"({"qk_norm": true})")),
             "config.json: qk_norm: unknown field with the value true; remove it if the model is the same without it");
+}
+
+// config.json of EleutherAI/gpt-neox-20b, of before transformers had GPT-NeoX.
+TEST(Model, TheFirstGptNeoxIsRead) {
+  const json fields = R"({"architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0, "bos_token_id": 0,
+    "eos_token_id": 0, "hidden_act": "gelu_fast", "hidden_dropout_prob": 0, "hidden_size": 6144,
+    "initializer_range": 0.02, "intermediate_size": 24576, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+    "model_type": "gpt_neox", "num_attention_heads": 64, "num_hidden_layers": 44, "rotary_emb_base": 10000,
+    "rotary_pct": 0.25, "tie_word_embeddings": false, "torch_dtype": "float16", "use_cache": true,
+    "transformers_version": "4.19.0.dev0", "vocab_size": 50432})"_json;
+  EXPECT_EQ(read_model_config(fields, "config.json"), section(R"({"preset": "neox-20b"})"_json));
+  EXPECT_EQ(refusal_of(with(fields, R"({"hidden_dropout_prob": 0.1})")).find("config.json: hidden_dropout: 0.1 is not"),
+            0u);
 }
 
 TEST(Model, ATypingErrorInARunsConfigIsRefusedWithASuggestion) {
