@@ -1,25 +1,15 @@
 // SwiGLU and GELU. With bf16 activations, exp and the reciprocal are the hardware's own (relative error about 1e-6, far
 // below bf16 and FP8); with fp32 they are correctly rounded, or nearly.
 #include "ops/formulas.h"
+#include "ops/gpu/instructions.cuh"
 #include "ops/gpu/producer.cuh"
 
 namespace octet::BACKEND {
 
 namespace {
 
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ inline float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // 1 / (1 + 2^-x): sigmoid(x log2(e)), so that a factor before it takes the logarithm's base in
 __device__ inline float sigmoid2_approx(float x) { return reciprocal_approx(1.f + exp2_approx(-x)); }
-constexpr float kLog2e = 1.44269504f;
 template <class T>
 __device__ inline float sigmoid_of(float x) {
   if constexpr (sizeof(T) == 4) return sigmoid(x);

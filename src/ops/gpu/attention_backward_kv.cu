@@ -35,7 +35,7 @@ __device__ void score_gradient(float (&s)[kM][kN][4], float (&dp)[kM][kN][4], co
     for (int m = 0; m < kM; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[m][n][i] = exp2_fast(fmaf(s[m][n][i], scale, (i % 2 ? l.y : l.x) * -kLog2e));
+        s[m][n][i] = exp2_approx(fmaf(s[m][n][i], scale, (i % 2 ? l.y : l.x) * -kLog2e));
         dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - (i % 2 ? d.y : d.x));
       }
   }

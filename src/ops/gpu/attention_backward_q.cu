@@ -14,20 +14,14 @@ struct Form {
   static constexpr int kSharedBytes = 2 * kRowTileBytes + 4 * kKeyBytes;  // q, do; two stages of k and v
 };
 
-// rowsum(x * y) of one row by the four lanes that hold it
+// rowsum(x * y) of a row, by the quad of lanes that holds it
 __device__ float row_dot(const bf16* x, const bf16* y, int D) {
   float sum = 0;
   for (int c = int(threadIdx.x) % 4 * 8; c < D; c += 32) {
     const uint4 u = *reinterpret_cast<const uint4*>(x + c), v = *reinterpret_cast<const uint4*>(y + c);
-    const uint32_t us[4] = {u.x, u.y, u.z, u.w}, vs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum = fmaf(__uint_as_float(us[i] << 16), __uint_as_float(vs[i] << 16), sum);
-      sum = fmaf(__uint_as_float(us[i] & 0xffff0000), __uint_as_float(vs[i] & 0xffff0000), sum);
-    }
+    sum = add_products(sum, u, v);
   }
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
+  return quad_sum(sum);
 }
 
 // s becomes ds / scale = p (dp - delta)
@@ -40,7 +34,7 @@ __device__ void score_gradient(float (&s)[kM][kN][4], const float (&dp)[kM][kN][
     for (int n = 0; n < kN; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        s[m][n][i] = exp2_fast(fmaf(s[m][n][i], scale, -lse[m][i / 2])) * (dp[m][n][i] - delta[m][i / 2]);
+        s[m][n][i] = exp2_approx(fmaf(s[m][n][i], scale, -lse[m][i / 2])) * (dp[m][n][i] - delta[m][i / 2]);
 }
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __grid_constant__ BackwardParams p) {

@@ -40,14 +40,14 @@ struct RunningSoftmax {
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         const float base = top == -INFINITY ? 0 : top * scale;
-        const float shrink = exp2_fast(maximum[m][half] * scale - base);
+        const float shrink = exp2_approx(maximum[m][half] * scale - base);
         maximum[m][half] = top;
         float part = 0;
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[m][n][i] = exp2_fast(fmaf(s[m][n][i], scale, -base));
+            s[m][n][i] = exp2_approx(fmaf(s[m][n][i], scale, -base));
             part += s[m][n][i];
           }
         sum[m][half] = sum[m][half] * shrink + part;

@@ -15,15 +15,15 @@ namespace {
 template <class F>
 __device__ inline void init_barriers(uint32_t shared) {
   for (int g = 0; g < F::kGroups; ++g) {
-    barrier_init(shared + F::kQFull + g * 8, 1);
-    barrier_init(shared + F::kQEmpty + g * 8, 4);
+    mbarrier_init(shared + F::kQFull + g * 8, 1);
+    mbarrier_init(shared + F::kQEmpty + g * 8, 4);
   }
   for (int s = 0; s < 2 * F::kStages; ++s) {  // those of keys, then those of values
-    barrier_init(shared + F::kKFull + s * 16, 1);
-    barrier_init(shared + F::kKFull + s * 16 + 8, 4 * F::kGroups);
+    mbarrier_init(shared + F::kKFull + s * 16, 1);
+    mbarrier_init(shared + F::kKFull + s * 16 + 8, 4 * F::kGroups);
   }
-  fence_barrier_init();
-  fence_for_tensor_cores();
+  fence_mbarrier_init();
+  fence_async_proxy();
 }
 
 template <class F>
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
     uint32_t parity = 0;
     for (RowTile t; strips.next(t, parity); parity ^= 1) strips.compute(t);
     strips.turns.end();
-    wait_for_copies();
+    tma_store_wait();
   }
 #endif
 }

@@ -64,15 +64,15 @@ struct KeyRing {  // of stages of keys, or of values
     if (++stage == F::kStages) stage = 0, parity ^= 1;
   }
   __device__ void load(const ForwardParams& p, int column, int tile_of_keys, int b) {  // by one thread
-    barrier_wait(empty(), parity ^ 1);
-    barrier_expect(full(), F::kKeyBytes);
+    mbarrier_wait(empty(), parity ^ 1);
+    mbarrier_expect(full(), F::kKeyBytes);
 #pragma unroll
     for (int c = 0; c < F::kD / 64; ++c)
-      load_block(tile() + c * F::kKeyBlock, p.keys, column + c * 64, tile_of_keys * F::kKeys, b, full());
+      tma_load(tile() + c * F::kKeyBlock, p.keys, column + c * 64, tile_of_keys * F::kKeys, b, full());
     step();
   }
-  __device__ void wait() const { barrier_wait(full(), parity); }  // by those who compute
-  __device__ uint32_t next() {                                    // what to release() when the tile has been read
+  __device__ void wait() const { mbarrier_wait(full(), parity); }  // by those who compute
+  __device__ uint32_t next() {                                     // what to release() when the tile has been read
     const uint32_t read = empty();
     step();
     stage = uniform(stage), parity = uniform(int(parity));
@@ -80,7 +80,7 @@ struct KeyRing {  // of stages of keys, or of values
   }
 };
 __device__ inline void release(uint32_t barrier) {  // a warp's part
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 template <class F>
 using Keys = KeyRing<F, F::kK, F::kKFull>;
@@ -92,13 +92,13 @@ template <class F>
 __device__ inline void load_q(const ForwardParams& p, uint32_t shared, int at, const RowTile* t, uint32_t parity) {
   for (int g = 0; g < F::kGroups; ++g) {
     const uint32_t full = shared + F::kQFull + g * 8, to = shared + g * F::kStripBytes;
-    barrier_wait(shared + F::kQEmpty + g * 8, parity);
+    mbarrier_wait(shared + F::kQEmpty + g * 8, parity);
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared + F::kTile + g * 4), "r"(at) : "memory");
-    barrier_expect(full, t ? F::kStripBytes : 0);
+    mbarrier_expect(full, t ? F::kStripBytes : 0);
     if (!t) continue;
 #pragma unroll
     for (int c = 0; c < F::kD / 64; ++c)
-      load_block(to + c * kBlockBytes, p.q, t->h * p.q_step + c * 64, t->row0 + g * kStrip, t->b, full);
+      tma_load(to + c * kBlockBytes, p.q, t->h * p.q_step + c * 64, t->row0 + g * kStrip, t->b, full);
   }
 }
 

@@ -28,7 +28,7 @@ __device__ inline void add_values(float (&o)[F::kD / 2], const uint32_t (&p)[F::
 template <int kCount>
 __device__ inline void round_to(uint32_t (&p)[kCount / 8][4], const float (&s)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < kCount / 2; ++i) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
 template <class F>
@@ -68,7 +68,7 @@ struct Strips {  // those that a warpgroup computes
 
   __device__ bool next(RowTile& t, uint32_t parity) const {
     int at = 0;
-    barrier_wait(shared + F::kQFull + group * 8, parity);
+    mbarrier_wait(shared + F::kQFull + group * 8, parity);
     if (threadIdx.x % 32 == 0)  // the lane that gives the place back: its arrival vouches for its own reading alone
       asm volatile("ld.shared.b32 %0, [%1];" : "=r"(at) : "r"(shared + F::kTile + group * 4) : "memory");
     return find<F>(p, uniform(at), t);
@@ -173,22 +173,22 @@ struct Strips {  // those that a warpgroup computes
     const float factor[2] = {1 / softmax.sum[0], 1 / softmax.sum[1]};
     const uint32_t tile = shared + F::kO + group * F::kStripBytes;
     const uint32_t to = tile + (warp_row + lane / 4) * 128 + lane / 4 * 16 + lane % 4 * 4;  // chunk c of row r: c ^ r
-    if (starts) wait_until_read<0>();
+    if (starts) tma_store_wait_read<0>();
     warpgroup_sync(group);
 #pragma unroll
     for (int i = 0; i < F::kD / 4; ++i) {
       const int chunk = i / 2, half = i % 2;
-      const uint32_t value = pack(o[2 * i] * factor[half], o[2 * i + 1] * factor[half]);
+      const uint32_t value = pack_bf16(o[2 * i] * factor[half], o[2 * i + 1] * factor[half]);
       asm volatile("st.shared.b32 [%0], %1;" ::"r"((to ^ chunk % 8 * 16) + chunk / 8 * kBlockBytes + half * 1024),
                    "r"(value)
                    : "memory");
     }
-    fence_for_tensor_cores();
+    fence_async_proxy();
     warpgroup_sync(group);
     if (!starts) return;
 #pragma unroll
-    for (int c = 0; c < F::kD / 64; ++c) store_block(p.o, t.h * F::kD + c * 64, row0, t.b, tile + c * kBlockBytes);
-    commit_copies();
+    for (int c = 0; c < F::kD / 64; ++c) tma_store(p.o, t.h * F::kD + c * 64, row0, t.b, tile + c * kBlockBytes);
+    tma_store_commit();
   }
 };
 

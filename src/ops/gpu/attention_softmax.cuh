@@ -26,7 +26,7 @@ struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float higher = fmaxf(base[half], of_row(m[half]) * scale);
-        shrink[half] = exp2_fast(base[half] - higher);
+        shrink[half] = exp2_approx(base[half] - higher);
         sum[half] *= shrink[half], base[half] = higher;
       }
     }
@@ -42,7 +42,7 @@ struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has
       for (int j = kFrom * kCount / 16; j < kTo * kCount / 16; ++j)
 #pragma unroll
         for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
-          s[i] = exp2_fast(fmaf(s[i], scale, -base[half]));
+          s[i] = exp2_approx(fmaf(s[i], scale, -base[half]));
           part += s[i];
         }
       sum[half] += part;

@@ -16,11 +16,10 @@
 
 #include "device/gpu.h"
 #include "device/gpu_code.h"
+#include "ops/gpu/instructions.cuh"
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
-
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 template <int kD>
 constexpr int kPitch = (kD + 63) / 64 * 64;
@@ -53,8 +52,6 @@ inline Schedule schedule(int64_t T, int rows, int64_t heads, int64_t bytes_per_h
   const int64_t section = std::clamp<int64_t>(kCached / std::max<int64_t>(bytes_per_head, 1), 1, heads);
   return {int(tiles), int(heads), int(tiles * heads < kFewBlocks ? heads : section), longest_last};
 }
-
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 // Asynchronous copies of 16 or 4 bytes; zeros where not valid.
 template <int kBytes>
@@ -111,20 +108,7 @@ __device__ inline void load_fragment_transposed(uint32_t (&f)[4], uint32_t addre
                : "r"(address));
 }
 __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ inline uint32_t pack(float low, float high) {  // two bf16
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-__device__ inline float exp2_fast(float x) {  // relative error 2^-22
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 // The rows of A that a warp multiplies, 16 kM of them: read again from shared memory at each use, or kept in registers.
@@ -190,10 +174,10 @@ __device__ inline void product_nn(float (&c)[kM][kN][4], const float (&p)[kM][kK
     uint32_t a[kM][4];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      a[m][0] = pack(p[m][2 * k][0], p[m][2 * k][1]);
-      a[m][1] = pack(p[m][2 * k][2], p[m][2 * k][3]);
-      a[m][2] = pack(p[m][2 * k + 1][0], p[m][2 * k + 1][1]);
-      a[m][3] = pack(p[m][2 * k + 1][2], p[m][2 * k + 1][3]);
+      a[m][0] = pack_bf16(p[m][2 * k][0], p[m][2 * k][1]);
+      a[m][1] = pack_bf16(p[m][2 * k][2], p[m][2 * k][3]);
+      a[m][2] = pack_bf16(p[m][2 * k + 1][0], p[m][2 * k + 1][1]);
+      a[m][3] = pack_bf16(p[m][2 * k + 1][2], p[m][2 * k + 1][3]);
     }
 #pragma unroll
     for (int n = 0; n < kN / 2; ++n) {
@@ -223,7 +207,7 @@ __device__ inline void store_rows(const float (&c)[kM][kN][4], Factor&& factor, 
       const float f = factor(m, half);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        const uint32_t v = pack(c[m][n][2 * half] * f, c[m][n][2 * half + 1] * f);
+        const uint32_t v = pack_bf16(c[m][n][2 * half] * f, c[m][n][2 * half + 1] * f);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + tile_offset<kD>(row, n) + 4 * (lane % 4)), "r"(v)
                      : "memory");
       }

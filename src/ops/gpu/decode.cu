@@ -127,8 +127,8 @@ void attend(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAtte
 }
 
 __global__ void advance_kernel(int32_t* position, int count) {
-  let_next_begin();
-  after_earlier();
+  grid_dependency_trigger();
+  grid_dependency_wait();
   for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) ++position[i];
 }
 
@@ -145,7 +145,7 @@ void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const De
 
 void advance(Stream& s, Tensor position) {
   const Timed timed(s, Kernel::elementwise);
-  launch_closely(s, advance_kernel, {1, 256}, position.ptr<int32_t>(), int(position.numel()));
+  launch_pdl(s, advance_kernel, {1, 256}, position.ptr<int32_t>(), int(position.numel()));
 }
 
 void argmax(Stream& s, Tensor index, Tensor x, int64_t vocabulary) {

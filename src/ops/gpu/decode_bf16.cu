@@ -12,12 +12,9 @@ namespace {
 
 constexpr int kHeads = int(kDecodeHeads), kTile = 16;
 
-__device__ inline void multiply(float (&c)[4], uint32_t a, uint32_t a_high, uint32_t b,
-                                uint32_t b_high) {  // rows 0 .. 7
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a), "r"(0), "r"(a_high), "r"(b), "r"(b_high));
+// Of a, rows 0 to 7 alone.
+__device__ inline void multiply(float (&c)[4], uint32_t a, uint32_t a_high, uint32_t b, uint32_t b_high) {
+  mma_bf16(c, a, 0, a_high, 0, b, b_high);
 }
 __device__ inline uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
@@ -98,15 +95,15 @@ __global__ void __launch_bounds__(kThreads) bf16_kernel(const __grid_constant__ 
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
   const int part = int(blockIdx.x), chunk = int(blockIdx.y) % p.chunks, kv = int(blockIdx.y) / p.chunks,
             b = int(blockIdx.z);
-  let_next_begin();
-  if (!p.settled) after_earlier();
+  grid_dependency_trigger();
+  if (!p.settled) grid_dependency_wait();
   const Part keys(p, part, b);
   if (part >= keys.parts) return;
   const int64_t cache = (int64_t(b) * p.G + kv) * p.S * p.D;
   int first = keys.begin + warp * kTile;
   Tile<kChunks> tile;
   tile.load(p.k + cache, p.v + cache, first, keys.end, p.D);
-  if (p.settled) after_earlier();
+  if (p.settled) grid_dependency_wait();
 
   const int head = kv * p.group + chunk * kHeads, heads = min(kHeads, p.group - chunk * kHeads);
   const bf16 *in = p.qkv + b * p.width, *new_k = in + kv * p.kv_step + p.k0, *new_v = in + kv * p.kv_step + p.v0;
@@ -163,7 +160,7 @@ void launch_bf16(Stream& s, const Params<bf16>& params, int64_t B) {
   Params<bf16> p = params;
   p.chunks = (p.group + kHeads - 1) / kHeads;
   const dim3 blocks(unsigned(p.parts), unsigned(p.G * p.chunks), unsigned(B));
-  launch_closely(s, p.D <= 64 ? bf16_kernel<1> : bf16_kernel<2>, {blocks, kThreads}, p);
+  launch_pdl(s, p.D <= 64 ? bf16_kernel<1> : bf16_kernel<2>, {blocks, kThreads}, p);
 }
 
 }  // namespace octet::BACKEND::decode

@@ -140,7 +140,7 @@ __device__ void finish(const Params<T>& p, int parts, int head, int heads, const
   }
 }
 
-void launch_bf16(Stream&, const Params<bf16>&, int64_t B);  // by the tensor cores: D <= 128
+void launch_bf16(Stream&, const Params<bf16>&, int64_t B);   // by the tensor cores: D <= 128
 void launch_plain(Stream&, const Params<bf16>&, int64_t B);  // by the CUDA cores: D > 128, and fp32
 void launch_plain(Stream&, const Params<float>&, int64_t B);
 

@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, at = lane % kLanes * 8;
   const int part = int(blockIdx.x), chunk = int(blockIdx.y) % p.chunks, g = int(blockIdx.y) / p.chunks,
             b = int(blockIdx.z);
-  let_next_begin();
-  after_earlier();
+  grid_dependency_trigger();
+  grid_dependency_wait();
   const Part keys(p, part, b);
   if (part >= keys.parts) return;
 
@@ -164,7 +164,7 @@ template <class T, int kLanes, int kQ>
 void launch(Stream& s, const Params<T>& p, int64_t B) {
   constexpr int kU = kQ == 8 || sizeof(T) == 4 ? 2 : 4;  // rows that a thread loads at once: what its registers hold
   const dim3 blocks(unsigned(p.parts), unsigned(p.G * p.chunks), unsigned(B));
-  launch_closely(s, decode_kernel<T, kLanes, kQ, kU>, {blocks, kThreads}, p);
+  launch_pdl(s, decode_kernel<T, kLanes, kQ, kU>, {blocks, kThreads}, p);
 }
 template <class T, int kLanes>
 void launch_heads(Stream& s, Params<T> p, int64_t B) {

@@ -36,13 +36,6 @@ __device__ inline uint4 load_once(const bf16* p) {  // of b, which no other bloc
                : "l"(p));
   return v;
 }
-__device__ inline void multiply(float (&c)[4], uint32_t b0, uint32_t b8, uint32_t b0_high, uint32_t b8_high, uint32_t a,
-                                uint32_t a_high) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(b0), "r"(b8), "r"(b0_high), "r"(b8_high), "r"(a), "r"(a_high));
-}
 
 // x = x * w, and the sum of x^2.
 __device__ inline float weigh(uint4& x, const uint4& w) {
@@ -113,8 +106,8 @@ struct Pieces {
 #pragma unroll
       for (int j = 0; j < F::kGroups; ++j) {
         const uint4 &b0 = bs[u][i][0], &b8 = bs[u][i][1], &x = as[u % F::kDepthA][j];
-        BACKEND::multiply(c[i][j], b0.x, b8.x, b0.y, b8.y, x.x, x.y);
-        BACKEND::multiply(c[i][j], b0.z, b8.z, b0.w, b8.w, x.z, x.w);
+        mma_bf16(c[i][j], b0.x, b8.x, b0.y, b8.y, x.x, x.y);
+        mma_bf16(c[i][j], b0.z, b8.z, b0.w, b8.w, x.z, x.w);
       }
   }
 };
@@ -163,13 +156,13 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
   const int warp = int(threadIdx.x) / 32, g = int(threadIdx.x) % 32 / 4, t = int(threadIdx.x) % 4;
   const int n0 = int(blockIdx.x) * F::kCols;
   Pieces<F, D> pieces(p, n0);
-  let_next_begin();
-  if (!p.settled) after_earlier();
+  grid_dependency_trigger();
+  if (!p.settled) grid_dependency_wait();
 #pragma unroll
   for (int u = 0; u < F::kDepth; ++u) pieces.load_b(u);
   if constexpr (F::kNorm)  // settled as b is
     for (int i = int(threadIdx.x); i < p.K / 8; i += kThreads) norm[i] = reinterpret_cast<const uint4*>(p.norm)[i];
-  if (p.settled) after_earlier();
+  if (p.settled) grid_dependency_wait();
 #pragma unroll
   for (int u = 0; u < F::kDepthA; ++u) pieces.load_a(u);
   float added[F::kEach], c[F::kTiles][F::kGroups][4] = {}, square[F::kGroups] = {};
@@ -218,7 +211,7 @@ void launch_groups(Stream& s, const FewRows<D>& p) {
   constexpr int kDepth = kTiles == 2 ? 2 : kNorm || kGroups == 2 ? 4 : 8, kDepthA = kDepth == 8 ? 4 : 2;
   using F = Form<kTiles, kGroups, kDepth, kDepthA, kBlocks, kAround>;
   const Grid grid{unsigned(ceil_div(p.N, F::kCols)), kThreads, kNorm ? size_t(p.K) * sizeof(bf16) : 0};
-  launch_closely(s, few_rows_kernel<F, D>, grid, p);
+  launch_pdl(s, few_rows_kernel<F, D>, grid, p);
 }
 template <class D, int kTiles, Around kAround>
 void launch_tiles(Stream& s, const FewRows<D>& p) {

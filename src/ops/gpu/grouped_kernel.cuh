@@ -36,8 +36,8 @@ __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_
   const CUtensorMap& b = F::kSums ? p.b : p.expert[t.group];
   const auto load = [&](auto shared, uint32_t place, const CUtensorMap& map, bool turned, int row) {
     const int x = turned ? row : at, y = turned ? at : row;
-    if constexpr (decltype(shared)::value) load_block_for_both(place, map, x, y, barrier);
-    else load_block(place, map, x, y, barrier);
+    if constexpr (decltype(shared)::value) tma_load_multicast(place, map, x, y, barrier);
+    else tma_load(place, map, x, y, barrier);
   };
   constexpr std::true_type kShared;
   constexpr std::false_type kOwn;
@@ -61,8 +61,8 @@ __device__ void produce(const Params& p, Walk<F> walk, const Shared& shared) {
     const int K = walk.contracted(t);
     for (int k = 0; k < K; k += F::kStageK, ring.step()) {
       const uint32_t barrier = shared.full + ring.stage * 8;
-      barrier_wait(shared.empty + ring.stage * 8, ring.parity ^ 1);
-      barrier_expect(barrier, kStageBytes);
+      mbarrier_wait(shared.empty + ring.stage * 8, ring.parity ^ 1);
+      mbarrier_expect(barrier, kStageBytes);
       load_stage<F>(p, t, k, shared.stages + ring.stage * kStageBytes, barrier, walk.rank);
     }
   }
@@ -115,7 +115,7 @@ __device__ inline void multiply_split(float (&d)[128], const Operands& o) {
 
 // Both blocks of the cluster write into this stage: both must know that it is free.
 __device__ inline void release(uint32_t empty, int stage, int lane) {
-  if (lane < 2) barrier_arrive(empty + stage * 8, lane);
+  if (lane < 2) mbarrier_arrive(empty + stage * 8, lane);
 }
 
 template <class F>
@@ -126,7 +126,7 @@ __device__ inline void contract(float (&d)[128], int K, Ring& ring, const Shared
   int busy = -1;  // the stage that the products under way read
 #pragma unroll 1
   for (; K > 0; K -= F::kStageK, ring.step()) {
-    barrier_wait(shared.full + ring.stage * 8, ring.parity);
+    mbarrier_wait(shared.full + ring.stage * 8, ring.parity);
     const uint32_t a = shared.stages + ring.stage * kStageBytes + warpgroup * kBlockBytes;
     const uint32_t b = shared.stages + ring.stage * kStageBytes + kTileM / 64 * kBlockBytes;
     // rows: beyond a matrix copies bring zeros
@@ -166,13 +166,13 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   const int rank = int(cluster_rank());
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      barrier_init(shared.full + s * 8, 1);
-      barrier_init(shared.empty + s * 8, 2 * kConsumerWarps);
+      mbarrier_init(shared.full + s * 8, 1);
+      mbarrier_init(shared.empty + s * 8, 2 * kConsumerWarps);
     }
-    fence_barrier_init();
+    fence_mbarrier_init();
   }
   if (F::kSums && threadIdx.x < kZeroBytes / 16) store_shared(shared.zeros + threadIdx.x * 16, make_float4(0, 0, 0, 0));
-  fence_for_tensor_cores();
+  fence_async_proxy();
   find_groups<F>(p, groups);
   __syncthreads();
   cluster_sync();
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
       contract<F>(d, walk.contracted(t), ring, shared);
       store<F>(p, t, d, scale, shared.room);
     }
-    if (F::kSums) wait_for_copies();
+    if (F::kSums) tma_store_wait();
     cluster_sync();
   }
 #endif

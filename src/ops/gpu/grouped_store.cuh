@@ -6,10 +6,6 @@
 
 namespace octet::BACKEND::grouped {
 
-__device__ inline uint32_t pack_bf16(float a, float b) {
-  const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&v);
-}
 __device__ inline float2 unpack_bf16(uint32_t v) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
 }
@@ -85,7 +81,7 @@ __device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     const uint32_t block = room + (warpgroup * 2 + c % 2) * kBlockBytes;
-    if (starts) wait_until_read<1>();
+    if (starts) tma_store_wait_read<1>();
     warpgroup_sync(warpgroup);
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
@@ -93,11 +89,11 @@ __device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[
       store_shared(block + row * 128 + piece, four_columns<0>(d, c * 4 + j, scale));
       store_shared(block + (row + 8) * 128 + piece, four_columns<1>(d, c * 4 + j, scale));
     }
-    fence_for_tensor_cores();
+    fence_async_proxy();
     warpgroup_sync(warpgroup);
     if (!starts) continue;
-    if (t.n + c * 32 < p.N) add_block(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
-    commit_copies();  // of nothing, too: the groups before it are counted
+    if (t.n + c * 32 < p.N) tma_reduce_add(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
+    tma_store_commit();  // of nothing, too: the groups before it are counted
   }
 }
 

@@ -5,27 +5,28 @@
 
 #include <cstdint>
 
+#include "ops/gpu/instructions.cuh"
+
 namespace octet::BACKEND::hopper {
 
 // ---- mbarriers, named by their address in the block's shared memory
-__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
-__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+__device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {  // one arrival, and what copies will bring
+__device__ inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {  // one arrival, and what copies will bring
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ inline void barrier_arrive(uint32_t barrier) {
+__device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ inline void barrier_arrive(uint32_t barrier, uint32_t block) {  // at that block's of the cluster
+__device__ inline void mbarrier_arrive(uint32_t barrier, uint32_t block) {  // at that block's of the cluster
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
       "r"(block)
       : "memory");
 }
-__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+__device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -33,7 +34,7 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-__device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
@@ -44,13 +45,13 @@ __device__ inline uint32_t cluster_rank() {
 }
 
 // ---- copies. Bytes, by sixteens; of their addresses, too.
-__device__ inline void load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+__device__ inline void tma_load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
 // A block of a matrix at (x, y) to shared memory; to both blocks of the cluster, at the same place there.
-__device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           to),
@@ -58,14 +59,14 @@ __device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, in
       : "memory");
 }
 // of a tensor of three dimensions, at (x, y, z)
-__device__ inline void load_block(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(to),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
-__device__ inline void load_block_for_both(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
+__device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
       "%3}], [%4], %5;" ::"r"(to),
@@ -74,24 +75,24 @@ __device__ inline void load_block_for_both(uint32_t to, const CUtensorMap& map, 
 }
 // Back from shared memory; what lies beyond the tensor's edges is left out. Copies under way are counted in groups by
 // the thread that starts them.
-__device__ inline void store_block(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
+__device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
                "r"(y), "r"(z), "r"(from)
                : "memory");
 }
 // Adds a block of 64 lines of 32 numbers to a matrix of fp32, in L2; counted like the stores.
-__device__ inline void add_block(const CUtensorMap& map, int x, int y, uint32_t from) {
+__device__ inline void tma_reduce_add(const CUtensorMap& map, int x, int y, uint32_t from) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
       "r"(y), "r"(from)
       : "memory");
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
-__device__ inline void wait_until_read() {  // all but the last groups have left shared memory
+__device__ inline void tma_store_wait_read() {  // all but the last groups have left shared memory
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ inline void store_shared(uint32_t to, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }

@@ -2,29 +2,30 @@
 // Small kernels in close order: each may begin while the one ahead of it in the stream still runs (programmatic
 // dependent launch, Hopper and later), so that its launch, and the reading of what was there long before, cost no time.
 //
-// A kernel that is launched so calls after_earlier() in every block before it touches anything that the kernels ahead
-// write or read. A kernel that calls let_next_begin() allows the next one to start as soon as all its own blocks have;
-// without that, and ahead of a kernel that is launched as usual, nothing overlaps. in_order() is both, first of all.
+// A kernel that is launched so calls grid_dependency_wait() in every block before it touches anything that the kernels
+// ahead write or read. A kernel that calls grid_dependency_trigger() allows the next one to start as soon as all its
+// own blocks have; without that, and ahead of a kernel that is launched as usual, nothing overlaps. in_order() is both,
+// first of all.
 #include <utility>
 
 #include "device/gpu.h"
 
 namespace octet::BACKEND {
 
-__device__ inline void after_earlier() {
+__device__ inline void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ inline void let_next_begin() {
+__device__ inline void grid_dependency_trigger() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 __device__ inline void in_order() {
-  after_earlier();
-  let_next_begin();
+  grid_dependency_wait();
+  grid_dependency_trigger();
 }
 
 struct Grid {
@@ -33,7 +34,7 @@ struct Grid {
   size_t shared = 0;  // bytes
 };
 template <class... P, class... A>
-void launch_closely(Stream& s, void (*kernel)(P...), const Grid& grid, A&&... arguments) {
+void launch_pdl(Stream& s, void (*kernel)(P...), const Grid& grid, A&&... arguments) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -1,6 +1,7 @@
 // Cross-entropy: one block a row. The first pass finds maximum and sum together (Milakov & Gimelshein 2018,
 // arXiv:1805.02867) and leaves the row in shared memory where it fits; the second writes the gradient over the logits.
 #include "device/gpu_code.h"
+#include "ops/gpu/instructions.cuh"
 #include "ops/gpu/reduce.cuh"
 
 namespace octet::BACKEND {
@@ -23,14 +24,8 @@ struct Rows {
 // exp(x - m). In bf16 by one multiplication and the hardware's 2^x, relative error about 1e-6.
 template <class T>
 __device__ inline float exp_of(float x, float m) {
-  if constexpr (sizeof(T) == 4) {
-    return expf(x - m);
-  } else {
-    constexpr float kLog2e = 1.4426950408889634f;
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"((x - m) * kLog2e));  // exactly 1 where x == m
-    return y;
-  }
+  if constexpr (sizeof(T) == 4) return expf(x - m);
+  else return exp2_approx((x - m) * kLog2e);  // exactly 1 where x == m
 }
 __device__ inline void mask_padding(float (&v)[8], int first, int vocabulary) {
   if (first + 8 <= vocabulary) return;

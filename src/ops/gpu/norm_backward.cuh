@@ -48,7 +48,7 @@ int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
   const size_t shared = size_t(kStages * 3 * kVectors * team * teams) * sizeof(Pack<T>);
   const auto kernel = norm_backward_kernel<T, kVectors, kStages, kThreads, kCentre>;
   allow_shared(kernel, shared);
-  launch_closely(s, kernel, {unsigned(blocks), unsigned(team * teams), shared}, f, int(team));
+  launch_pdl(s, kernel, {unsigned(blocks), unsigned(team * teams), shared}, f, int(team));
   return blocks;
 }
 
@@ -66,7 +66,7 @@ int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   if (f.N == 0) return 0;
   if (fast && f.C <= 8192 && fits(2)) blocks = launch_norm_backward<T, 2, 512, kCentre>(s, f);
   else if (fast && f.C <= 4096 && fits(1)) blocks = launch_norm_backward<T, 1, 512, kCentre>(s, f);
-  else launch_closely(s, norm_backward_any_kernel<T, kCentre>, {unsigned(blocks), 256}, f);
+  else launch_pdl(s, norm_backward_any_kernel<T, kCentre>, {unsigned(blocks), 256}, f);
   return blocks;
 }
 

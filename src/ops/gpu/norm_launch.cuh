@@ -33,7 +33,7 @@ void launch_norm_forward_block(Stream& s, const NormForward<T>& f, const Sink<T>
   const unsigned threads = unsigned(ceil_div(ceil_div(f.C / 8, kVectors), 32) * 32);
   const auto kernel = out.format == DType::e5m2 ? norm_forward_kernel<T, DType::e5m2, kVectors, kCentre, kLate>
                                                 : norm_forward_kernel<T, DType::e4m3, kVectors, kCentre, kLate>;
-  launch_closely(s, kernel, {unsigned(out.rows), threads}, f, out);
+  launch_pdl(s, kernel, {unsigned(out.rows), threads}, f, out);
 }
 
 // A wave of blocks, each warp of which goes over rows.
@@ -43,7 +43,7 @@ void launch_norm_forward_warp(Stream& s, const NormForward<T>& f, const Sink<T>&
   const auto kernel = out.format == DType::e5m2
                           ? norm_forward_warp_kernel<T, DType::e5m2, kVectors, kCentre, true, kBlocks>
                           : norm_forward_warp_kernel<T, DType::e4m3, kVectors, kCentre, true, kBlocks>;
-  launch_closely(s, kernel, {blocks, 128}, f, out);
+  launch_pdl(s, kernel, {blocks, 128}, f, out);
 }
 
 // As measured on an H200 at 768, 2048, 4096 and 6144 columns. Short rows are a warp's: what they wait for is each
@@ -70,7 +70,7 @@ void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t 
   if (N == 0) return;
   {
     const Timed timed(s, Kernel::norm);
-    if (!fast) launch_closely(s, norm_forward_any_kernel<T, kCentre>, {unsigned(N), 256}, f, out);
+    if (!fast) launch_pdl(s, norm_forward_any_kernel<T, kCentre>, {unsigned(N), 256}, f, out);
     else launch_norm_forward<kCentre>(s, f, out);
   }
   if (!y.q_t) return;

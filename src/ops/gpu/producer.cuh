@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
 template <class F, class T>
 void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
   if (!fast || !out.fast()) {
-    launch_closely(s, produce_any_kernel<F, T>, {blocks_for(out.rows * f.units, 256), 256}, f, out);
+    launch_pdl(s, produce_any_kernel<F, T>, {blocks_for(out.rows * f.units, 256), 256}, f, out);
   } else {
     constexpr unsigned kThreads = 16 * kTileUnits<F>;
     const dim3 grid = matrix_grid(blocks_for(f.units, kTileUnits<F>), ceil_div(out.rows, 128));
@@ -167,7 +167,7 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
       with_bool(out.q_t, [&]<bool kTurn>() {
         const auto kernel = out.format == DType::e5m2 ? produce_kernel<F, T, DType::e5m2, kTurn, kPairs>
                                                       : produce_kernel<F, T, DType::e4m3, kTurn, kPairs>;
-        launch_closely(s, kernel, {grid, kThreads}, f, out);
+        launch_pdl(s, kernel, {grid, kThreads}, f, out);
       });
     };
     if constexpr (F::kWays == 2) with_bool(f.adjacent() && out.takes_pairs(), launch);
@@ -220,7 +220,7 @@ void produce_elementwise(Stream& s, const G& g, const Sink<T>& out, bool inputs_
   if (!out.q_t && inputs_aligned && n % 8 == 0 && aligned({out.plain}) &&
       aligned({out.q}, 8)) {  // the shape is no matter
     const auto kernel = out.format == DType::e5m2 ? flat_kernel<G, T, DType::e5m2> : flat_kernel<G, T, DType::e4m3>;
-    launch_closely(s, kernel, {blocks_for(n, 8192), 256}, g, out, n / 8);
+    launch_pdl(s, kernel, {blocks_for(n, 8192), 256}, g, out, n / 8);
     return;
   }
   const Elementwise<G> f{g, out.cols, int(ceil_div(out.cols, 8))};

@@ -72,7 +72,7 @@ void transpose(Stream& s, Tensor y, Tensor x) {
   const bool fast = N % 8 == 0 && C % 8 == 0 && aligned({to, from}, 8);
   const int64_t side = fast ? 128 : 32;
   const dim3 grid = matrix_grid(blocks_for(C, side), ceil_div(N, side));
-  launch_closely(s, fast ? transpose_kernel : transpose_any_kernel, {grid, 256}, to, from, N, C);
+  launch_pdl(s, fast ? transpose_kernel : transpose_any_kernel, {grid, 256}, to, from, N, C);
 }
 
 }  // namespace octet::BACKEND

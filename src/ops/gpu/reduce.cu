@@ -117,10 +117,10 @@ void sum_of_squares(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(partial.numel() >= P, "partial ", partial.shape, " of ", P);
   if (x.numel() == 0) return;
   visit<float, bf16>(x.dtype, [&]<class T>() {
-    launch_closely(s, squares_kernel<T>, {unsigned(P), 512}, partial.ptr<double>(), x.ptr<T>(), x.numel(),
-                   aligned({x.data}));
+    launch_pdl(s, squares_kernel<T>, {unsigned(P), 512}, partial.ptr<double>(), x.ptr<T>(), x.numel(),
+               aligned({x.data}));
   });
-  launch_closely(s, add_sums_kernel, {1, 256}, total.ptr<double>(), partial.ptr<double>(), int(P));
+  launch_pdl(s, add_sums_kernel, {1, 256}, total.ptr<double>(), partial.ptr<double>(), int(P));
 }
 
 }  // namespace octet::BACKEND

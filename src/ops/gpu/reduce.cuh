@@ -84,8 +84,8 @@ inline void add_partial(Stream& s, std::initializer_list<PartialSum> sums, int64
   const PartialSum &a = *sums.begin(), &b = *(sums.end() - 1);
   const int64_t C = a.total.numel();
   visit<float, bf16>(a.total.dtype, [&]<class W>() {
-    launch_closely(s, add_partial_kernel<W>, {dim3(blocks_for(C, 32), unsigned(sums.size())), 512}, a.total.ptr<W>(),
-                   b.total.ptr<W>(), a.partial, b.partial, int(rows), C);
+    launch_pdl(s, add_partial_kernel<W>, {dim3(blocks_for(C, 32), unsigned(sums.size())), 512}, a.total.ptr<W>(),
+               b.total.ptr<W>(), a.partial, b.partial, int(rows), C);
   });
 }
 

@@ -52,8 +52,8 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
       const auto kernel =
           turn == Turn::forth ? forward_kernel<T, kFast, Turn::forth> : forward_kernel<T, kFast, Turn::back>;
-      launch_closely(s, kernel, {blocks_for(threads, 256), 256}, qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
-                     int(groups));
+      launch_pdl(s, kernel, {blocks_for(threads, 256), 256}, qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
+                 int(groups));
     });
   });
 }

@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "device/gpu.h"
+#include "ops/gpu/instructions.cuh"
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
@@ -103,11 +104,7 @@ template <class T>
 struct Narrow;  // the hardware's conversions, equal to base/float.h's
 template <>
 struct Narrow<bf16> {
-  static __device__ uint32_t pair(float lo, float hi) {
-    uint32_t d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
-    return d;
-  }
+  static __device__ uint32_t pair(float lo, float hi) { return pack_bf16(lo, hi); }
 };
 template <>
 struct Narrow<f16> {

@@ -40,7 +40,7 @@ __device__ inline uint64_t advanced(uint64_t descriptor, int by) {  // only the 
 __device__ inline uint64_t zero_descriptor(uint32_t address) {  // 1 KiB of zeros as every group of eight lines
   return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
 }
-__device__ inline void fence_for_tensor_cores() {  // of ordinary stores to shared memory, before a barrier
+__device__ inline void fence_async_proxy() {  // of ordinary stores to shared memory, before a barrier
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
