@@ -1,0 +1,105 @@
+// cuBLASLt plans of matrix products are tuned once, found again, and travel as text: in the plan cache and in
+// checkpoints.
+#define BACKEND gpu
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/files.h"
+#include "gpu/machine.h"
+#include "ops/product_shape.h"
+#include "ops/tune.h"
+
+namespace octet::gpu {
+namespace {
+
+class GemmPlans : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device_available()) GTEST_SKIP() << "no GPU";
+    path = (std::filesystem::temp_directory_path() /
+            concat("octet_plans_", ::testing::UnitTest::GetInstance()->random_seed(), "_", uint64_t(this)))
+               .string();
+  }
+  void TearDown() override {
+    if (!path.empty()) std::filesystem::remove(path);
+  }
+  static std::vector<ProductShape> shapes() {
+    return {{.M = 256, .N = 512, .K = 1024, .a = DType::bf16, .b = DType::bf16, .d = DType::bf16},
+            {.M = 512, .N = 256, .K = 128, .a = DType::f32, .b = DType::f32, .d = DType::f32, .accumulate = true}};
+  }
+  static Values run(Machine& m) {
+    const Tensor y = m.tensor(DType::bf16, {256, 512});
+    gemm(m.stream, {.d = y,
+                    .a = {m.upload(DType::bf16, {256, 1024}, normals(256 * 1024, 1))},
+                    .b = {m.upload(DType::bf16, {512, 1024}, normals(512 * 1024, 2))}});
+    return m.download(y);
+  }
+  std::string path;
+};
+
+TEST_F(GemmPlans, AreTunedOnceAndReadFromTheCacheThen) {
+  Machine first({.plan_cache = path});
+  tune_products(first.stream, shapes());
+  const std::string plans = export_plans(first.device), file = read_file(path);
+  EXPECT_EQ(std::count(plans.begin(), plans.end(), '\n'), 2);
+  EXPECT_EQ(file, plans);
+  Machine second({.plan_cache = path});
+  tune_products(second.stream, shapes());
+  EXPECT_EQ(export_plans(second.device), plans);
+  EXPECT_EQ(run(second), run(first));
+}
+
+// What the plan engine met is what gemm() looks for: it chooses nothing anew.
+TEST_F(GemmPlans, AreFoundByTheProductsTheyWereTunedFor) {
+  Machine m;
+  const Tensor a = m.tensor(DType::bf16, {64, 128}), b = m.tensor(DType::bf16, {256, 128});
+  const Tensor d = m.tensor(DType::bf16, {64, 256}), wide = m.tensor(DType::f32, d.shape);
+  const Tensor bias = m.tensor(DType::bf16, {256}), wide_bias = m.tensor(DType::f32, {256});
+  const Factor q{m.tensor(DType::e4m3, a.shape), false, m.scalar(1)},
+      w{m.tensor(DType::e4m3, b.shape), false, m.scalar(1)};
+  for (const GemmArgs& g :
+       {GemmArgs{.d = d, .a = {a}, .b = {b}, .fast = true},
+        {.d = d, .a = {a}, .b = {b}, .bias = wide_bias},
+        {.d = d, .a = {a}, .b = {b}, .residual = m.tensor(DType::bf16, d.shape), .bias = bias},
+        {.d = d, .a = {a}, .b = {b}, .residual = m.tensor(DType::bf16, d.shape), .accumulate = true},
+        {.d = d, .a = q, .b = w, .bias = bias, .fast = true},
+        {.d = wide, .a = q, .b = w, .bias = wide_bias}}) {
+    const std::vector<ProductShape> met{shape_of(g)};
+    tune_products(m.stream, met);
+    const std::string plans = export_plans(m.device);
+    gemm(m.stream, g);
+    EXPECT_EQ(export_plans(m.device), plans);
+  }
+}
+
+TEST_F(GemmPlans, TravelAsTextAndGiveTheSameBits) {
+  Machine first, second;
+  tune_products(first.stream, shapes());
+  const Values y = run(first);
+  import_plans(second.device, export_plans(first.device));
+  EXPECT_EQ(export_plans(second.device), export_plans(first.device));
+  EXPECT_EQ(run(second), y);
+}
+
+TEST_F(GemmPlans, OfAnUnreadableFileAreChosenAnewAndForeignOnesAreKept) {
+  const std::string foreign =
+      R"({"algo":")" + std::string(128, '0') +
+      R"(","card":"Abacus","cublaslt":1,"deterministic":true,"product":"256x512x1024 bf16 bf16 bf16","tflops":1.0})";
+  write_file(path, "no plan\n{\"card\": 3}\n" + foreign + "\n");
+  Machine m({.plan_cache = path});
+  EXPECT_EQ(export_plans(m.device), "");
+  tune_products(m.stream, shapes());
+  EXPECT_EQ(read_file(path), foreign + "\n" + export_plans(m.device));
+}
+
+TEST_F(GemmPlans, OfProductsThatWereNeverTunedAreExportedToo) {
+  Machine m;
+  run(m);
+  const std::string plans = export_plans(m.device);
+  EXPECT_NE(plans.find("256x512x1024 bf16 bf16 bf16"), plans.npos) << plans;
+}
+
+}  // namespace
+}  // namespace octet::gpu
