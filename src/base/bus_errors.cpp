@@ -11,8 +11,8 @@
 namespace octet {
 namespace {
 
-// The file that is mapped at `address`, by lines "start-end rights offset device inode /path"; "" if there is none. In
-// a signal handler no more may be called than open, read and close.
+// The file that is mapped at `address`, or "": from lines "start-end rights offset device inode /path". A signal
+// handler may call only async-signal-safe functions: open, read, close.
 void find_mapping(uintptr_t address, std::span<char> name) {
   const int fd = ::open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
   char text[4096];
@@ -41,7 +41,7 @@ void find_mapping(uintptr_t address, std::span<char> name) {
 void say(const char* text) { [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, text, std::strlen(text)); }
 
 void on_bus_error(int signal, siginfo_t* info, void*) {
-  if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {  // sent by somebody, or faulty memory
+  if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {  // sent by a process, or faulty memory
     ::signal(signal, SIG_DFL);
     ::raise(signal);
     return;

@@ -1,9 +1,9 @@
 #pragma once
-// What is mapped (text, weights) may be cut short by another program, or its disk may fail, while it is read: the
-// system tells by SIGBUS. From here on that is a message that names the file, and exit code 3.
+// Reading a mapped file (text, weights) raises SIGBUS when another program truncates it or its disk fails. This turns
+// the signal into a message that names the file, and exit code 3.
 
 namespace octet {
 
-void explain_bus_errors();  // before MPI starts, which else prints a stack for it
+void explain_bus_errors();  // installs the handler; to be called before MPI installs its own
 
 }  // namespace octet

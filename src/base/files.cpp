@@ -33,13 +33,13 @@ int open_or_throw(const fs::path& path, int flags, const char* verb) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-// /dev/stdout may stand for a regular file; a rename would put a file in the place of the name that all programs share.
+// /dev/stdout may lead to a regular file; a rename would replace the name that all programs share.
 bool is_device(const fs::path& path) {
   const std::string name = fs::absolute(path).lexically_normal().string();
   return (name.starts_with("/dev/") && !name.starts_with("/dev/shm/")) || name.starts_with("/proc/");
 }
 
-// What a chain of links leads to, there or not: a rename would put a file in the place of the link.
+// The target of a chain of symbolic links, whether it exists or not: a rename would replace the link itself.
 fs::path followed(const fs::path& name) {
   constexpr int kMost = 40;  // as many as the kernel follows
   fs::path path = name;
@@ -66,11 +66,11 @@ int64_t size_of_regular(int fd, const fs::path& path) {
   return info.st_size;
 }
 
-// The temporary file of a name, for this writer alone: two that write one file would mix their bytes.
+// Opens and locks the temporary file of a name: two writers would mix their bytes.
 int open_alone(const fs::path& temp, const fs::path& name) {
   while (true) {
     const int fd = open_or_throw(temp, O_WRONLY | O_CREAT, "write");
-    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // a file system without locks lets all pass
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // other errors: a file system without locks
       ::close(fd);
       bad_input("cannot write '", name.string(),
                 "': another process is writing it: wait for its end, or give another name");
@@ -82,7 +82,7 @@ int open_alone(const fs::path& temp, const fs::path& name) {
     const int error = errno;
     ::close(fd);
     if (same) refused_path("write", temp, error);
-    // else the other writer finished between the opening and the lock: this is no longer the temporary file
+    // else the other writer finished between our open and our lock, and this is no longer the temporary file
   }
 }
 
@@ -156,13 +156,12 @@ MappedFile::~MappedFile() {
   if (data_) ::munmap(const_cast<char*>(data_), size_);
 }
 
-// A run may read thousands of files and needs some descriptors besides. The usual limit of 1024 is one that each
-// process may raise.
+// A run may read thousands of files. The usual limit of 1024 descriptors is a soft one, which a process may raise.
 static void allow_more_files() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);  // a refusal is told when a file cannot be opened
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if that fails, opening a file will report it
 }
 
 LongRead::LongRead(const fs::path& path) : path_(path) {
@@ -199,14 +198,14 @@ FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
   if (fs::is_directory(path_, ignored)) bad_input("cannot write '", path_.string(), "': it is a folder: name a file");
   const bool direct = is_device(path_) || (fs::exists(path_, ignored) && !fs::is_regular_file(path_, ignored));
   if (!direct) path_ = followed(path_), temp_ = path_.string() + ".tmp";
-  // What is written directly goes behind what the shell's > or >> left there.
+  // Devices and pipes are appended to, after what the shell's > or >> left there.
   fd_ = direct ? open_or_throw(path_, O_WRONLY | O_APPEND, "write") : open_alone(temp_, path_);
   buffer_.reserve(kBufferBytes);
 }
 
 FileWriter::~FileWriter() {
   if (fd_ < 0) return;
-  if (!temp_.empty()) ::unlink(temp_.c_str());  // while it is still ours
+  if (!temp_.empty()) ::unlink(temp_.c_str());  // while we still hold its lock
   ::close(fd_);
 }
 

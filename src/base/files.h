@@ -1,7 +1,7 @@
 #pragma once
 // Files that are either whole or absent: read-only mappings, and writes that appear under their name only when
-// complete. What the user can put right (no such file or folder, no permission) is an InputError; a machine that
-// refuses (a full disk, an I/O error) is a SystemError. Both name the file.
+// complete. What the user can fix (no such file or folder, no permission) is an InputError, what the machine refuses (a
+// full disk, an I/O error) a SystemError. Both name the file.
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace octet {
 
-// A whole file mapped read-only, for a short while (LongRead). An empty file gives empty bytes.
+// A whole file mapped read-only, for a short time; LongRead is for longer ones. An empty file gives empty bytes.
 class MappedFile {
  public:
   enum class Access { sequential, random };
@@ -29,9 +29,9 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// A file that is read in pieces for as long as a run lasts, from any thread. Somebody may cut it short or its disk may
-// fail meanwhile: that is a SystemError here, where a mapping would end the program with SIGBUS. Another file under its
-// name does no harm.
+// A file that is read in pieces for as long as a run lasts, from any thread. If it is truncated meanwhile or its disk
+// fails, reading it throws a SystemError, where a mapping would end the program with SIGBUS. Replacing it by another
+// file of the same name does no harm.
 class LongRead {
  public:
   explicit LongRead(const std::filesystem::path& path);
@@ -49,10 +49,10 @@ class LongRead {
   int64_t size_ = 0;
 };
 
-// Writes to NAME.tmp in constant memory, and is the only one that does (a second is an InputError); commit() flushes,
-// fsyncs, renames it to NAME and fsyncs the folder. Without commit() the temporary file is removed and a file that
-// stood under NAME stays as it was. Of a link, NAME is what it leads to. A NAME that exists and is not a regular file
-// (a pipe), or lies below /dev (/dev/stdout), is written directly.
+// Writes to NAME.tmp in constant memory, as its only writer (a second one gets an InputError); commit() flushes,
+// fsyncs, renames it to NAME and fsyncs the folder. Without commit() the temporary file is removed, and an existing
+// NAME stays as it was. If NAME is a symbolic link, its target is written. If it exists and is not a regular file (a
+// pipe), or lies in /dev (/dev/stdout), it is written directly.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);
@@ -61,7 +61,7 @@ class FileWriter {
 
   void write(const void* data, int64_t bytes);
   void write(std::string_view text) { write(text.data(), int64_t(text.size())); }
-  void overwrite(int64_t offset, const void* data, int64_t bytes);  // of what was already written
+  void overwrite(int64_t offset, const void* data, int64_t bytes);  // in what was already written
   int64_t written() const { return written_; }
   void commit();
   const std::filesystem::path& path() const { return path_; }
@@ -75,13 +75,13 @@ class FileWriter {
 };
 
 std::string read_file(const std::filesystem::path& path);
-void write_file(const std::filesystem::path& path, std::string_view contents);  // a FileWriter's whole life
+void write_file(const std::filesystem::path& path, std::string_view contents);  // by a FileWriter
 
-// InputError where `output` is one of the files that are read: it would be destroyed.
+// InputError if `output` is one of the files that are read, as writing would destroy it.
 void keep_inputs(const std::filesystem::path& output, const std::vector<std::string>& inputs);
-void append_to_file(const std::filesystem::path& path, std::string_view text);  // made where it is not there
+void append_to_file(const std::filesystem::path& path, std::string_view text);  // creates it if needed
 
-// Steps for whoever stages a folder of files: data, then the entries, then the name, each made durable.
+// For staging a folder of files: make durable first the data, then the folder's entries, then its name.
 void sync_path(const std::filesystem::path& path);                                        // a file or a folder
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);  // and syncs to's folder
 void make_folders(const std::filesystem::path& path);

@@ -1,7 +1,7 @@
 #pragma once
-// Storage formats narrower than fp32, rounded as the hardware rounds: to nearest, ties to even; FP8 saturates, NaN is
-// 0x7F. Everything is constexpr, so nvcc takes the same functions into device code (--expt-relaxed-constexpr). FP8:
-// Micikevicius et al. 2022, arXiv:2209.05433.
+// Storage formats narrower than fp32, rounded as the hardware does: to nearest, ties to even; FP8 saturates, and its
+// NaN is 0x7F. All constexpr, so that nvcc compiles the same functions for the device (--expt-relaxed-constexpr).
+//                                                                   FP8: Micikevicius et al. 2022, arXiv:2209.05433
 #include <bit>
 #include <cstdint>
 
@@ -52,7 +52,7 @@ struct f16 {  // IEEE binary16; overflows to infinity
   }
 };
 
-// M mantissa bits; kMax the code of the largest finite value; kOver the fp32 bits above which a value saturates.
+// M mantissa bits; kMax: the code of the largest finite value; kOver: the fp32 bits above which a value saturates.
 template <int M, int kBias, uint8_t kMax, uint32_t kOver>
 struct Float8 {
   uint8_t bits = 0;

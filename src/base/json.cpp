@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kDeepest = 100;  // copies and printing recurse
 
-// Refuses a key that stands twice in one object, which the parser would let pass.
+// Refuses duplicate keys in an object, which the parser accepts.
 class KeyWatch {
  public:
   explicit KeyWatch(const std::string& where) : where_(where) {}
@@ -93,13 +93,13 @@ std::string show(const json& value) {
 }
 
 std::string closest(std::string_view word, const std::vector<std::string>& candidates) {
-  if (word.size() > 100) return "";  // no typing error, and the distance costs its square
+  if (word.size() > 100) return "";  // no typing error; and the edit distance is quadratic
   std::string best;
   size_t least = std::max<size_t>(1, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     size_t distance = edit_distance(word, candidate);
     if (distance >= candidate.size()) continue;  // nothing in common
-    // "warmup" for "warmup_steps": a word cut short is as near as a typing error.
+    // A prefix is as near as a single typing error: "warmup" for "warmup_steps".
     if (distance > 1 && word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate))) distance = 1;
     if (distance < least) least = distance, best = candidate;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// JSON as people write it: // and /* */ comments are allowed, a key that stands twice is an error, and a syntax error
-// names file, line and column.
+// JSON for config files: // and /* */ comments are allowed, duplicate keys are errors, and syntax errors name file,
+// line and column.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

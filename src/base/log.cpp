@@ -56,12 +56,12 @@ void start_logging(const LogSetup& setup) {
   auto logger = std::make_shared<spdlog::logger>(kLogger, sink);
   const LogLevel level = setup.rank == 0 ? setup.level : std::max(setup.level, LogLevel::warning);
   logger->set_level(level_of(level));
-  logger->flush_on(spdlog::level::debug);  // a line a step: seen at once, also through a pipe
+  logger->flush_on(spdlog::level::debug);  // every line is seen at once, also through a pipe
   spdlog::set_default_logger(std::move(logger));
 }
 
 void log_line(LogLevel level, const std::string& text) {
-  static const bool ready = [] {  // a message before start_logging has the same form
+  static const bool ready = [] {  // messages before start_logging() have the same format
     if (spdlog::default_logger_raw()->name() != kLogger) start_logging({});
     return true;
   }();

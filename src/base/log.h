@@ -1,6 +1,6 @@
 #pragma once
-// Messages of a run: lines of information on standard output, warnings and errors on standard error. With several ranks
-// each line begins with "rank r: ", and only rank 0 says what is not a warning.
+// Messages of a run: information on standard output, warnings and errors on standard error. With several ranks each
+// line begins with "rank r: ", and the ranks other than 0 print warnings and errors only.
 #include <string>
 
 #include "base/check.h"

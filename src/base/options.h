@@ -6,8 +6,8 @@
 //     Option<int64_t> steps{this, "steps", 0, "optimizer steps of the run", at_least(0)};
 //   };
 //   for (int64_t step = 0; step < config.training.steps; ++step) ...
-// Reading, checking, printing and the table of help come from that one line. A section finds its options by their byte
-// offsets from itself, so copies of a section are sections of their own.
+// Reading, checking, printing and help all come from that one line. A section knows its options by their byte offsets
+// from itself, so that a copy of a section refers to its own options.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Aliases {  // other names under which the option is accepted
   std::vector<const char*> names;
   Aliases(std::initializer_list<const char*> list) : names(list) {}
 };
-struct Hidden {};  // accepted, but neither listed nor printed unless given
+struct Hidden {};  // accepted, but listed and printed only if given
 
 class Section;
 

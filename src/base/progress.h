@@ -1,6 +1,6 @@
 #pragma once
-// How far a long job is: a bar with the time left, redrawn in place on a terminal; elsewhere a plain line now and then.
-// And numbers as people read them.
+// Progress of a long job: on a terminal a bar with the time left, redrawn in place; elsewhere a line now and then. And
+// human-readable numbers.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ std::string with_commas(int64_t n);          // "6,738,415,616"
 struct ProgressSetup {
   std::string what;          // "tokenizing"
   int64_t total = 0;         // 0: unknown
-  int64_t done = 0;          // where it starts: time left counts from here
+  int64_t done = 0;          // already done at the start: the rate counts from here
   std::string unit;          // "B": amounts as bytes; else a count with this word
   bool shown = true;         // false: silent (ranks other than 0, log.progress false)
   double line_seconds = 10;  // between plain lines

@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based random numbers: a value depends on (seed, stream, index) alone, so any rank, thread or resumed run
-// makes any part of a sequence and gets the same numbers. constexpr where possible: device code too.
+// Counter-based random numbers: a value depends on (seed, stream, index) alone, so that any rank, thread or resumed run
+// can draw any part of a sequence and gets the same numbers. constexpr: also for device code.
 #include <cmath>
 #include <cstdint>
 #include <numbers>
@@ -17,7 +17,7 @@ constexpr uint64_t hash(std::string_view s, uint64_t h = 0xcbf29ce484222325) {  
   for (char c : s) h = (h ^ uint8_t(c)) * 0x100000001b3;
   return h;
 }
-constexpr uint64_t random_key(uint64_t seed, uint64_t stream) {  // what all numbers of a stream share
+constexpr uint64_t random_key(uint64_t seed, uint64_t stream) {  // common to all numbers of a stream
   return mix(mix(seed + 0x9e3779b97f4a7c15) + stream);
 }
 constexpr uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index) {

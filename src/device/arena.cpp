@@ -29,7 +29,7 @@ Tensor Arena::alloc(DType dtype, Shape shape) {
   return t;
 }
 
-// In stream order: kernels that still read what is given back were issued before.
+// Memory is reused in stream order: kernels that still read what is given back here were issued earlier.
 void Arena::rewind(size_t mark) {
   CHECK(mark <= used_, "arena '", name_, "' was rewound forward, from ", used_, " to ", mark);
   if (stream_.device().options().poison && used_ > mark) fill_byte(stream_, base_ + mark, 0xFF, used_ - mark);

@@ -71,7 +71,7 @@ void* pinned_alloc(size_t bytes) {
 }
 void pinned_free(void* p) noexcept { std::free(p); }
 
-// A rank may own nothing of a tensor: no bytes, and perhaps no address, which memcpy must not be given.
+// Where a rank owns no part of a tensor, there are no bytes and perhaps a null address, which memcpy does not allow.
 void copy_to_device(Stream&, void* dst, const void* src, size_t bytes) {
   if (bytes) std::memcpy(dst, src, bytes);
 }

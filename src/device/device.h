@@ -1,5 +1,5 @@
 #pragma once
-// The whole contract with the hardware: the device, its streams and events, memory, copies, arenas. One implementation
+// The whole interface to the hardware: the device, its streams and events, memory, copies, arenas. One implementation
 // per engine: device/cpu.cpp, device/gpu.cu, device/plan.cpp.
 #include <functional>
 #include <memory>
@@ -13,15 +13,15 @@ namespace octet::BACKEND {
 class Device {
  public:
   struct Options {
-    int index = 0;  // which card, by local rank
+    int index = 0;  // of the GPU: the rank's number on its machine
     bool deterministic = true;
     bool poison = false;      // fill memory with 0xFF (NaN in every float format) when it is reserved, rewound or reset
-    bool profile = false;     // time every kernel class; costs speed
-    bool time_waits = false;  // time Kernel::wait alone; costs nothing to speak of
-    int collective_ctas = 0;  // most thread blocks that a collective takes from the products; 0: the library's choice
-    std::string plan_cache;   // file with the product plans that timing chose; empty: none
-    Target target{};          // plan engine: what to plan for. gpu: who attends, and the card as which it behaves, if
-                              // that has fewer abilities than the one that is there
+    bool profile = false;     // time every kernel class, at some cost in speed
+    bool time_waits = false;  // time Kernel::wait alone, at hardly any cost
+    int collective_ctas = 0;  // thread blocks that a collective may occupy at most; 0: NCCL's choice
+    std::string plan_cache;   // file of tuned matrix products (ops/tune.h); empty: none
+    Target target{};          // plan engine: what to plan for. gpu: the choice of attention; and the card as which it
+                              // behaves, if that can do less than the one that is there
   };
   explicit Device(const Options&);
   ~Device();
@@ -44,7 +44,7 @@ class Device {
 
 bool device_available();
 int device_count();
-Target target_of_card(int index);  // as a Device's there; takes no memory on the card, which is another rank's
+Target target_of_card(int index);  // what a Device there would have; creates no context and takes no memory on the card
 
 // In-order queue of device work. On the cpu every call completes before it returns.
 class Stream {
@@ -71,27 +71,27 @@ class Event {  // a point in a stream
   ~Event();
   Event(const Event&) = delete;
   void record(Stream&);
-  void wait(Stream&) const;                        // work given to the stream from now on waits for this point. If
-                                                   // profiling, a normal stream's waiting counts as Kernel::wait
-  void synchronize() const;                        // the host waits for it
+  void wait(Stream&) const;                        // later work in that stream waits for this point; when profiling,
+                                                   // the waits of a normal stream count as Kernel::wait
+  void synchronize() const;                        // the host waits for this point
   double seconds_since(const Event& start) const;  // both must have happened
 
  private:
   void* native_ = nullptr;
 };
 
-// Work that a stream is given many times. On a card the first run is plain, as every kind of preparation happens in it
-// (plans of products, workspaces, loading of kernels); the second is recorded as a CUDA graph, and from then on one
-// launch starts all of it. Hence the work must give the device the same calls with the same arguments each time: what
-// differs between runs lies in device memory. Work in which the host waits for the device cannot be recorded, and is
-// not while the device profiles: such runs stay plain. The cpu and the plan engine always run plainly.
+// Work that a stream repeats many times, as a CUDA graph. The first run is an ordinary one, in which everything is
+// prepared (plans of products, workspaces, loading of kernels); the second is captured; every later one is a single
+// graph launch. So the work must make the same calls with the same arguments each time: what differs between runs lies
+// in device memory. Work in which the host waits for the device cannot be captured, and nothing is while profiling: it
+// runs as usual, as everything does on the cpu and plan engines.
 class Recording {
  public:
   explicit Recording(Stream&);
   ~Recording();
   Recording(const Recording&) = delete;
-  void run(const std::function<void()>& work);  // of the host's part of `work` nothing happens in a replay
-  void forget();                                // what is run next is other work
+  void run(const std::function<void()>& work);  // a replay does not call it: its host code runs twice at most
+  void forget();                                // the next run is different work: start over
 
  private:
   Stream& stream_;
@@ -101,15 +101,24 @@ class Recording {
 
 void* device_alloc(Device&, size_t bytes);  // SystemError with sizes if there is not enough
 void device_free(Device&, void*) noexcept;
-void* pinned_alloc(size_t bytes);  // host memory that asynchronous copies may use
+void* pinned_alloc(size_t bytes);  // page-locked host memory, for asynchronous copies
 void pinned_free(void*) noexcept;
-void copy_to_device(Stream&, void* dst, const void* src, size_t bytes);  // src must live until the stream gets there
-void copy_to_host(Stream&, void* dst, const void* src, size_t bytes);    // likewise dst; pinned for true asynchrony
+struct PinnedDeleter {
+  void operator()(void* p) const noexcept { pinned_free(p); }
+};
+template <class T>
+using PinnedArray = std::unique_ptr<T[], PinnedDeleter>;
+template <class T>
+PinnedArray<T> pinned_array(int64_t count) {  // uninitialised
+  return PinnedArray<T>(static_cast<T*>(pinned_alloc(size_t(count) * sizeof(T))));
+}
+void copy_to_device(Stream&, void* dst, const void* src, size_t bytes);  // src must live until the stream has copied it
+void copy_to_host(Stream&, void* dst, const void* src, size_t bytes);    // likewise dst; asynchronous if it is pinned
 void copy(Stream&, Tensor dst, Tensor src);                              // same dtype and size, on the device
 void fill_byte(Stream&, void* p, int byte, size_t bytes);
 inline void fill_zero(Stream& s, Tensor t) { fill_byte(s, t.data, 0, t.bytes()); }
 
-// Bump allocator over one reservation whose size the plan engine found.
+// A bump allocator over one reservation, whose size the plan engine found.
 class Arena {
  public:
   Arena(Stream&, const char* name, size_t capacity);
@@ -136,7 +145,7 @@ class Arena {
   };
 
  private:
-  static constexpr size_t kAlign = 256;  // TMA, cuBLASLt and vector loads want 16 to 128
+  static constexpr size_t kAlign = 256;  // TMA, cuBLASLt and vector loads need 16 to 128
   Stream& stream_;
   const char* name_;
   size_t capacity_, used_ = 0, peak_ = 0;

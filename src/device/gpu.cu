@@ -6,7 +6,7 @@
 #include "device/gpu.h"
 #include "device/gpu_code.h"
 
-#if __has_include(<nvtx3/nvToolsExt.h>)  // headers alone; they find a profiler at run time, if one is there
+#if __has_include(<nvtx3/nvToolsExt.h>)  // NVTX is header-only: it looks for a profiler at run time
 #include <nvtx3/nvToolsExt.h>
 #define OCTET_RANGE_PUSH(name) nvtxRangePushA(name)
 #define OCTET_RANGE_POP() nvtxRangePop()
@@ -37,7 +37,7 @@ bool device_available() { return device_count() > 0; }
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  (void)cudaGetLastError();  // no driver or no card is an answer, not an error that the next call should report
+  (void)cudaGetLastError();  // having no driver or no card is an answer here: do not leave it for the next error check
   return 0;
 }
 
@@ -125,7 +125,7 @@ WorkLog Device::take_work() { return impl_->profile.take(); }
 
 Device::Impl::~Impl() {
   attention.reset();
-  products.reset();  // both hold what belongs to handles
+  products.reset();  // before the handles that both use
   for (const auto& [stream, p] : workspaces) cudaFree(p);
   if (lt) cublasLtDestroy(lt);
 }
@@ -154,7 +154,7 @@ cudaEvent_t Profile::event() {
 
 void Profile::start(Stream& s, Kernel k) {
   if (depth_++ > 0) return;
-  constexpr size_t kMostRecords = 1 << 14;  // bounds the events of a run that nobody asks for its work
+  constexpr size_t kMostRecords = 1 << 14;  // bounds the number of events where take() is never called
   if (records_.size() >= kMostRecords) settle();
   records_.push_back({k, event(), event()});
   OCTET_RANGE_PUSH(name_of(k));
@@ -163,7 +163,7 @@ void Profile::start(Stream& s, Kernel k) {
 
 void Profile::stop(Stream& s) noexcept {
   if (--depth_ > 0) return;
-  (void)cudaEventRecord(records_.back().stop, raw(s));  // ends in a destructor: settle() reports what went wrong
+  (void)cudaEventRecord(records_.back().stop, raw(s));  // called by a destructor: settle() reports errors
   OCTET_RANGE_POP();
 }
 
@@ -216,7 +216,7 @@ Event::~Event() { cudaEventDestroy(static_cast<cudaEvent_t>(native_)); }
 void Event::record(Stream& s) { CUDA_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(native_), raw(s))); }
 void Event::wait(Stream& s) const {
   const auto wait = [&] { CUDA_CHECK(cudaStreamWaitEvent(raw(s), static_cast<cudaEvent_t>(native_), 0)); };
-  if (s.priority() == Stream::Priority::high) return wait();  // collectives wait for what they send: nothing is lost
+  if (s.priority() == Stream::Priority::high) return wait();  // the side stream waiting for its inputs costs no time
   const Timed timed(s, Kernel::wait);
   wait();
 }
@@ -229,11 +229,11 @@ double Event::seconds_since(const Event& start) const {
 }
 
 struct Recording::Impl {
-  bool prepared = false;  // it ran plainly, and may be recorded
+  bool prepared = false;  // the first run is over, and this work may be captured
   cudaGraphExec_t graph = nullptr;
   ~Impl() { forget(); }
   void forget() {
-    if (graph) cudaGraphExecDestroy(graph);  // a replay under way is finished first
+    if (graph) cudaGraphExecDestroy(graph);  // CUDA lets a launch under way finish
     graph = nullptr;
     prepared = false;
   }
@@ -254,11 +254,11 @@ void Recording::run(const std::function<void()>& work) {
     impl_->prepared = d.impl().host_waits == waits && !d.options().profile && !d.options().time_waits;
     return;
   }
-  cudaGraph_t calls = nullptr;  // of this thread alone: other ranks may be threads, and allocate meanwhile
+  cudaGraph_t calls = nullptr;  // captured from this thread only: other ranks may be threads, and allocate meanwhile
   CUDA_CHECK(cudaStreamBeginCapture(raw(stream_), cudaStreamCaptureModeThreadLocal));
   try {
     work();
-  } catch (...) {  // what stays behind in the stream would hide the error
+  } catch (...) {  // end the capture, or errors of the stream would hide this one
     if (cudaStreamEndCapture(raw(stream_), &calls) == cudaSuccess) cudaGraphDestroy(calls);
     (void)cudaGetLastError();
     throw;
@@ -289,7 +289,7 @@ void device_free(Device&, void* p) noexcept { cudaFree(p); }
 void* pinned_alloc(size_t bytes) {
   void* p = nullptr;
   const cudaError_t error =
-      cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);  // portable: ranks may be threads
+      cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable);  // pinned for every GPU: ranks may be threads
   if (error == cudaSuccess) return p;
   (void)cudaGetLastError();
   if (error != cudaErrorMemoryAllocation) CUDA_CHECK(error);

@@ -1,6 +1,6 @@
 #pragma once
-// Inside of the gpu engine's device: raw handles, checked calls, and what lives as long as the rank. Only device/gpu.cu
-// and ops/gpu, comm/gpu include it. A Device and its streams belong to the thread that made the Device.
+// Internals of the gpu engine's device: raw handles, checked calls, and what lives as long as the rank. Included by
+// device/gpu.cu, ops/gpu and comm/gpu only. A Device and its streams belong to the thread that made the Device.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -27,10 +27,10 @@ namespace octet::BACKEND {
 
 inline cudaStream_t raw(const Stream& s) { return static_cast<cudaStream_t>(s.native()); }
 
-// Bytes that cuBLASLt may use beside its operands: what Transformer Engine gives it on Hopper.
+// cuBLASLt's workspace, per stream: as large as Transformer Engine's on Hopper.
 inline constexpr size_t kProductWorkspace = size_t{32} << 20;
 
-// Times of ops by kernel class, from a pair of events around each. Events are used again.
+// Times ops by kernel class, with a pair of events around each op.
 class Profile {
  public:
   ~Profile();
@@ -57,10 +57,10 @@ struct Device::Impl {
   std::string name;
   cublasLtHandle_t lt = nullptr;
   std::unordered_map<cudaStream_t, void*> workspaces;  // kProductWorkspace bytes each: two streams must not share one
-  std::shared_ptr<void> products;                      // ops/gpu/gemm_plans.h
-  std::shared_ptr<void> attention;                     // cuDNN's handle and plans, where attention goes through it
+  std::shared_ptr<void> products;                      // ProductPlans, ops/gpu/gemm_plans.h
+  std::shared_ptr<void> attention;                     // cuDNN's handle and plans, if attention uses them
   Profile profile;
-  int64_t host_waits = 0;  // how often the host waited for the device: what did so cannot be part of a graph
+  int64_t host_waits = 0;  // Stream::synchronize() calls: work that makes one cannot be captured in a graph
 
   Impl() = default;
   Impl(const Impl&) = delete;
@@ -68,7 +68,7 @@ struct Device::Impl {
   void* workspace(Stream&);  // 256-byte aligned; allocated when first asked for
 };
 
-// First line of every op. Nothing, unless the device profiles.
+// The first line of every op: times it by kernel class, if the device profiles.
 class Timed {
  public:
   Timed(Stream& s, Kernel k) : stream_(times(s.device().options(), k) ? &s : nullptr) {

@@ -1,4 +1,5 @@
-// Addresses without memory: reading one on the host is a crash, which is the point. Work is counted, never done.
+// The plan engine's device hands out addresses without memory behind them (reading one on the host crashes, on purpose)
+// and counts work instead of doing it.
 #include "device/plan.h"
 
 #include <cstdlib>
@@ -7,12 +8,12 @@
 
 namespace octet::BACKEND {
 
-// Above every address that a process can have (2^47, or 2^56 with five-level tables), so that nothing is ever there.
+// Above every address of a process (2^47, or 2^56 with five-level page tables), so that nothing is ever there.
 constexpr uintptr_t kFirstAddress = uintptr_t{1} << 58, kLastAddress = uintptr_t{1} << 62;
 
 Device::Device(const Options& options)
     : options_(options), target_(options.target), impl_(std::make_unique<Impl>(Impl{.next_address = kFirstAddress})) {
-  options_.poison = false;  // the filling would be counted as work of the run
+  options_.poison = false;  // filling memory would count as work of the run
 }
 Device::~Device() = default;
 std::string Device::name() const {

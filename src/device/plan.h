@@ -1,5 +1,5 @@
 #pragma once
-// Inside the plan engine: what its device records, and how its ops and collectives add to it.
+// Internals of the plan engine: what its device records, and how its ops and collectives add to it.
 #include <vector>
 
 #include "config/product.h"

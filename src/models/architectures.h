@@ -1,5 +1,5 @@
 #pragma once
-// The block of each architecture, one file each, and what they share.
+// The block of each architecture, each defined in its own file, and what they share.
 #include <cmath>
 
 #include "models/model.h"
@@ -11,11 +11,11 @@ std::unique_ptr<Block> llama_block(Builder, const ModelConfig&, int64_t layer, c
 std::unique_ptr<Block> neox_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
 std::unique_ptr<Block> mixtral_block(Builder, const ModelConfig&, int64_t layer, const Tensor& rope_table);
 
-// Of Llama and Mixtral: grouped heads without biases. name: prefix of q_proj, k_proj, v_proj and o_proj.
+// The attention of Llama and Mixtral: grouped-query, no biases. name: prefix of q_proj, k_proj, v_proj and o_proj.
 SelfAttention grouped_attention(Builder, const ModelConfig&, int64_t layer, const std::string& name,
                                 const Tensor& rope_table);
 
-// Of the projections that write into the residual stream; scaled by depth on request (GPT-2's rule).
+// Initial std of projections that write into the residual stream; with scaled_init divided by sqrt(2 L), as in GPT-2.
 inline double residual_std(const ModelConfig& c) {
   return c.scaled_init ? c.initializer_range / std::sqrt(2. * double(c.num_layers)) : c.initializer_range;
 }

@@ -6,12 +6,11 @@
 
 namespace octet::BACKEND {
 namespace {
-// Padded so that products with the vocabulary keep 16-byte rows whatever the tokenizer; padding never leaves the
-// program.
+// The vocabulary is padded so that matrix products keep 16-byte aligned rows, whatever the tokenizer. The padding never
+// leaves the program.
 int64_t padded(int64_t vocabulary) { return (vocabulary + 127) / 128 * 128; }
 
-constexpr int64_t kLogits =
-    int64_t{1} << 28;  // at once: each chunk's product reads and writes all of the head's gradient
+constexpr int64_t kLogits = int64_t{1} << 28;  // in a chunk: many, as each chunk reads and writes all of the head's dW
 double rounded(double x, DType t) {
   if (t == DType::bf16) return double(float(bf16(float(x))));
   return t == DType::f16 ? double(float(f16(float(x)))) : x;
@@ -61,7 +60,7 @@ void Decoder::materialise(Stream& s, Arena& memory) {
     load_ = memory.alloc(DType::f64, {L, E});
     fill_zero(s, load_);
   }
-  s.synchronize();  // the host vectors end here
+  s.synchronize();  // the copy reads host vectors, whose lifetime ends here
 }
 
 void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFactor factor) {
@@ -76,7 +75,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   c.routers.sums = sums_;
   const Tensor x = forward(c, embed(c, batch));
   c.routers.loss_scale = factor.scale;
-  if (sums_) judge_routers(c, N);
+  if (sums_) router_losses(c, N);
   {
     const auto tied = c.params.acquire(c.stream, 0, Use::backward);
     const auto weights = c.params.acquire(c.stream, units_.back(), Use::backward);
@@ -84,7 +83,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
     const Arena::Scope scope(c.scratch);
     const size_t mark = c.saved.mark();
     const Tensor y = final_norm(c, x);
-    head_->train(c, loss, y, y, batch.targets, factor);  // y is its own gradient now
+    head_->train(c, loss, y, y, batch.targets, factor);  // now y holds dy
     fill_zero(c.stream, d);
     norm_->backward(c, d, y);
     c.saved.rewind(mark);
@@ -96,10 +95,10 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   c.params.reduce(c.stream, 0, c.batch);
 }
 
-// The shares of tokens are those of all layers and ranks, so that neither splits the loss; each micro-batch has its
-// own. The balancing loss is transformers', or the mean of the layers' own; the z-loss is each layer's by itself, added
-// up, but reported as their mean.
-void Decoder::judge_routers(Context& c, int64_t rows) {
+// Auxiliary losses of the micro-batch, over all layers and ranks together, so that the number of ranks does not change
+// them. The balancing loss is that of transformers, or the mean of each layer's own. The gradient of the z-loss is that
+// of the layers' sum; reported is their mean.
+void Decoder::router_losses(Context& c, int64_t rows) {
   Routers& r = c.routers;
   c.params.sum_over_ranks(c.stream, sums_);
   const double N = double(rows * c.params.ranks()), LN = double(config_.num_layers) * N;
@@ -153,7 +152,7 @@ Tensor Decoder::next(Context& c, Tensor tokens, Tensor rows) {
   return logits;
 }
 
-// The head comes behind the last block, and is wanted for both passes at once.
+// Position num_layers stands for the head, which follows the last block and is gathered for both passes at once.
 void Decoder::prefetch(Context& c, int64_t l, int64_t step, Use use) {
   for (int64_t i = 0; i < c.params.options().prefetch; ++i) {
     l += step;
@@ -191,8 +190,8 @@ Decoder::Leases Decoder::acquire(Context& c, int64_t layer, Use use) {
 Tensor Decoder::forward(Context& c, Tensor x) {
   const bool evaluates = c.pass == Pass::evaluate;
   const Use use = evaluates ? Use::evaluate : Use::forward;
-  std::array<Tensor, 2> streams{
-      x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};  // in turn, where nothing is kept
+  // Evaluation keeps no activations: two buffers alternate.
+  std::array<Tensor, 2> streams{x, evaluates ? c.saved.alloc(x.dtype, x.shape) : Tensor{}};
   for (int64_t l = 0; l < config_.num_layers; ++l) {
     const Leases weights = acquire(c, l, use);
     prefetch(c, l, 1, use);
@@ -213,7 +212,7 @@ void Decoder::backward(Context& c, Tensor d) {
     prefetch(c, l, -1, Use::backward);
     const Arena::Scope scratch(c.scratch);
     if (l < options_.recompute_blocks) {
-      c.saved.rewind(marks_[size_t(l)]);  // all above is of later blocks, and dead
+      c.saved.rewind(marks_[size_t(l)]);  // frees what later blocks saved, which is no longer needed
       Context again = c;
       again.pass = Pass::recompute;
       blocks_[size_t(l)]->forward(again, c.scratch.alloc(d.dtype, d.shape), inputs_[size_t(l)]);

@@ -1,4 +1,4 @@
-// The architectures of this program: a new one is one file and one line.
+// The registered architectures. A new one is a file with its block, and an entry here.
 #include "models/architectures.h"
 
 namespace octet::BACKEND {

@@ -1,6 +1,5 @@
 #pragma once
-// The block that the architectures share: attention and an MLP (or experts), each behind a norm, around a residual
-// stream.
+// The pre-norm transformer block that all architectures share: attention and an MLP (or experts) on a residual stream.
 //   sequential  h = x + attention(norm1(x)),  y = h + mlp(norm2(h))
 //   parallel    h = x + attention(norm1(x)),  y = h + mlp(norm2(x))                Wang & Komatsuzaki 2021 (GPT-J)
 // Dimension key:  N rows   C channels
@@ -11,7 +10,7 @@ namespace octet::BACKEND {
 
 enum class Residual : uint8_t { sequential, parallel };
 
-// In the order in which they declare their parameters: initialise it with braces, which keep to it.
+// Members are in the order in which they declare their parameters; brace initialisation evaluates them in that order.
 template <class Mlp>
 struct BlockParts {
   Norm attention_norm;
@@ -30,7 +29,7 @@ class ResidualBlock final : public Block {
     const int64_t N = x.rows();
     Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
     const Tensor h = memory.alloc(x.dtype, x.shape);
-    const bool steps = c.decodes() && our_.attention_norm.options().kind == Norm::Kind::rms;  // nn/linear.h
+    const bool steps = c.decodes() && our_.attention_norm.options().kind == Norm::Kind::rms;  // fused: Linear::step
     if (steps) {
       our_.attention.step(c, h, our_.attention_norm, x);
     } else {
@@ -39,7 +38,7 @@ class ResidualBlock final : public Block {
       our_.attention.forward(c, h, a, x);
     }
     const Tensor& second = parallel() ? x : h;
-    if constexpr (requires { our_.mlp.step(c, y, our_.mlp_norm, second, h); })  // experts have no such step
+    if constexpr (requires { our_.mlp.step(c, y, our_.mlp_norm, second, h); })  // Moe has none
       if (steps) return our_.mlp.step(c, y, our_.mlp_norm, second, h);
     const Operand m = our_.mlp.input(c, N);
     our_.mlp_norm.forward(c, m, second);
@@ -53,7 +52,7 @@ class ResidualBlock final : public Block {
       our_.attention_norm.backward(c, d, our_.attention.backward(c, d));
       return;
     }
-    const Tensor da = our_.attention.backward(c, d);  // both of dy, before d becomes dx
+    const Tensor da = our_.attention.backward(c, d);  // both read dy, before the norms turn d into dx
     our_.mlp_norm.backward(c, d, dm);
     our_.attention_norm.backward(c, d, da);
   }

@@ -27,7 +27,7 @@ void SelfAttention::step(Context& c, Tensor y, const Norm& norm, Tensor x) {
   out_.forward(c, y, out_.input(c, o_), x);
 }
 
-// The rows of a pass see each other alone, also a prompt's: nothing stands before it.
+// Training, evaluation, and the pass of a prompt, which begins its sequence: rows attend to rows of the same pass.
 void SelfAttention::attend(Context& c) {
   rope_forward(c.stream, qkv_saved_, rope(c));
   if (c.cache) kv_append(c.stream, {.kv = c.cache->layer(config_.layer), .heads = config_.heads, .T = c.T}, qkv_saved_);
@@ -36,7 +36,7 @@ void SelfAttention::attend(Context& c) {
   attention_forward(c.stream, o_, lse_, qkv_saved_, shape(c), workspace);
 }
 
-// A row that goes on sees what the cache holds, itself with it.
+// One token a sequence: it attends to the cache, to which it is appended first.
 void SelfAttention::attend_to_cache(Context& c) {
   CHECK(c.pass == Pass::evaluate && c.T == 1, "one token a sequence, not ", c.T);
   attention_step(c.stream, o_, qkv_saved_, table_,
@@ -66,7 +66,7 @@ Tensor SelfAttention::backward(Context& c, Tensor dy) {
                        {.dqkv = dqkv, .d_o = d_o, .o = o_, .lse = lse_, .qkv = qkv_saved_, .workspace = workspace},
                        shape(c));
   }
-  const Operand d = qkv_.output_grad_over(c, dqkv);  // turned in place: v, and what no rotation reaches, stay there
+  const Operand d = qkv_.output_grad_over(c, dqkv);  // its plain form is dqkv itself, rotated in place
   c.produce(d, [&](Operand o) { rope_backward(c.stream, o, dqkv, rope(c)); });
   qkv_.backward(c, dx, d);
   return dx;

@@ -1,7 +1,7 @@
 #pragma once
-// Multi-head causal self-attention with rotary embedding and grouped kv heads (Ainslie et al. 2023, arXiv:2305.13245),
-// over the rows of the pass, or with a cache over those of earlier passes too.
-// N rows (= B*T)   C channels   W = heads.width() of the packed q, k, v
+// Multi-head causal self-attention with rotary embedding and grouped kv heads (GQA, Ainslie et al. 2023,
+// arXiv:2305.13245); in generation, over a KV cache.
+// Dimension key:  N rows (= B*T)   C channels
 #include "nn/linear.h"
 
 namespace octet::BACKEND {
@@ -23,7 +23,7 @@ class SelfAttention {
   Tensor backward(Context&, Tensor dy /*(N,C)*/);                            // -> dx (N,C), in scratch
 
  private:
-  void open(Context&);
+  void open(Context&);  // memory for what backward needs
   void attend(Context&);
   void attend_to_cache(Context&);
   Rope rope(const Context& c) const {
@@ -34,7 +34,7 @@ class SelfAttention {
   }
   AttentionConfig config_;
   Linear qkv_, out_;
-  const Tensor& table_;  // (positions, R/2, 2): the model's, made after the layers
+  const Tensor& table_;  // (positions, R/2, 2): the model's, filled after the layers are built
   Tensor qkv_saved_{}, o_{}, lse_{};
 };
 

@@ -1,4 +1,5 @@
-// From the masters of the parameter store to what products read: scales, FP8 slices, plain weights.
+// After an update: from the master weights of the parameter store to what matrix products read: new FP8 scales, this
+// rank's FP8 slices, and whole weights where they are kept.
 #include <algorithm>
 
 #include "nn/parameters.h"
@@ -7,12 +8,12 @@ namespace octet::BACKEND {
 
 void ParameterStore::publish(Stream& s, Masters masters) {
   if (!options_.delayed_weights) {
-    if (masters == Masters::changed) measure_masters(s);  // after AdamW the maxima are there already
-    scales_.update(s, &all_, {});                         // all ranks agree before any of them casts
+    if (masters == Masters::changed) measure_masters(s);  // AdamW has measured them already
+    scales_.update(s, &all_, {});                         // all ranks must agree on the scales before any of them casts
   } else if (masters == Masters::stepped) {
-    scales_.update(s, &all_, {});  // with the maxima that the casts before these measured
+    scales_.update(s, &all_, {});  // with the maxima that the previous casts measured
   } else if (scales_.size()) {
-    fill_zero(s, scales_.state().amax);  // of weights that are gone
+    fill_zero(s, scales_.state().amax);  // maxima of the weights before the change
     measure_masters(s);
     scales_.fit_cold(s, all_);
     fill_zero(s, scales_.state().amax);  // the casts measure what they read
@@ -56,7 +57,7 @@ void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor cou
   const auto into = [&](Operand to) {
     if (!stage_) return quantize(s, to, master);
     for (int64_t i = 0; i == 0 || i < master.numel();
-         i += kStage) {  // once at least: scale_inv belongs to ranks without elements too
+         i += kStage) {  // at least once: ranks without elements need scale_inv too
       const Shape some{std::min(kStage, master.numel() - i)};
       const Tensor rounded = stage_.part(0, some);
       convert(s, rounded, master.part(i, some));
@@ -66,7 +67,7 @@ void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor cou
   };
   if (!counts || !master.numel()) return into(y);
   into({.q = y.q,
-        .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // what is zero now is zero in the masters
+        .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // codes that are zero now were zero masters
   count_codes(s, counts.part(4, {4}), y.q);
   into(y);
   count_codes(s, counts.part(0, {4}), y.q);

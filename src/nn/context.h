@@ -1,5 +1,5 @@
 #pragma once
-// What layers are declared with (Builder) and what they run with (Context).
+// Builder: what layers are constructed with. Context: what their passes run with.
 #include <functional>
 
 #include "nn/kv_cache.h"
@@ -8,11 +8,11 @@
 
 namespace octet::BACKEND {
 
-// How the experts of a layer are spread: each rank of `group` holds as many of them, in order.
+// Expert parallelism: the ranks of `group` hold equal, consecutive shares of each layer's experts.
 struct ExpertRanks {
-  Comm* group = nullptr;  // null: every rank holds all
-  Holders holders{};      // of the experts of this rank
-  double buffer = 2;      // room for rows from the others, as a multiple of the mean
+  Comm* group = nullptr;  // null: every rank holds all experts
+  Holders holders{};      // of this rank's experts
+  double buffer = 2;      // rows of the receive buffer, as a multiple of the mean number that a rank receives
 };
 
 struct Builder {
@@ -22,21 +22,22 @@ struct Builder {
   ExpertRanks experts{};
 };
 
-// train: the forward whose backward follows. recompute: the same forward again, in backward. evaluate: no backward.
+// train: the forward pass that a backward pass follows. recompute: the same again, within backward. evaluate: no
+// backward.
 enum class Pass : uint8_t { train, recompute, evaluate };
 
-// What the routers of a model with experts share: their losses count all layers together (ops/moe.h).
+// State of all routers of a model with experts, whose auxiliary losses are over all layers (ops/moe.h).
 struct Routers {
-  Tensor sums{};                      // (L,3,E) f64: of this micro-batch; none: routers are not judged
-  Tensor total{};                     // (3,E) f64: of all layers and ranks, from forward to backward
-  bool by_layer = false;              // each layer is balanced by its own sums
-  double balance = 0, z = 0;          // factors of the losses' gradients
-  const float* loss_scale = nullptr;  // a factor on both, or none
-  Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss, for whoever reports them
-  double share = 1;                   // of this micro-batch in the step
-  uint64_t seed = 0;                  // of the jitter: another for each micro-batch and rank
-  // For whoever compares with another program: each layer's logits (N,E) as they are made, and (L,N,E) whose largest
-  // decide the experts instead.
+  Tensor sums{};                      // (L,3,E) f64: statistics of this micro-batch; none: no auxiliary losses
+  Tensor total{};                     // (3,E) f64: their sums over all layers and ranks, from forward to backward
+  bool by_layer = false;              // each layer is balanced by its own statistics
+  double balance = 0, z = 0;          // factors of the gradients of the two losses
+  const float* loss_scale = nullptr;  // multiplies both, unless null
+  Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss, to be reported
+  double share = 1;                   // this micro-batch's share of the step
+  uint64_t seed = 0;                  // of the jitter: different for each micro-batch and rank
+  // For comparisons with another program: is given each layer's logits (N,E); and (L,N,E) logits that replace them in
+  // the choice of experts.
   std::function<void(int64_t layer, Tensor)> observe{};
   Tensor choice{};
 };
@@ -45,36 +46,36 @@ struct Context {
   Stream& stream;
   ParameterStore& params;
   DelayedScaling& scaling;
-  Arena& saved;    // from the forward to the backward pass of a block
-  Arena& scratch;  // to the end of the block
+  Arena& saved;    // lives from the forward to the backward pass of a block
+  Arena& scratch;  // lives to the end of the block's pass
   Pass pass = Pass::train;
-  int64_t B = 1, T = 1;  // of the micro-batch under way
+  int64_t B = 1, T = 1;  // of this micro-batch
   ParameterStore::Batch batch = ParameterStore::Batch::last;
   Routers routers{};
-  const KvCache* cache = nullptr;  // of an evaluation that reads a prompt or goes on with it
-  bool rounded_angles = false;     // precision.buffer_dtype: ops.h, Rope
+  const KvCache* cache = nullptr;  // in generation
+  bool rounded_angles = false;     // precision.buffer_dtype is coarser than fp32: ops.h, Rope
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }
-  bool decodes() const { return cache && cache->decodes(); }  // one token a sequence, again and again
+  bool decodes() const { return cache && cache->decodes(); }  // generation's steps of one token a sequence
   bool evaluates_plain() const { return pass == Pass::evaluate && !params.options().evaluate_fp8; }
 
-  // Where each form of an operand is to live.
-  struct Placement {
+  struct Placement {  // the arena of each form of an operand
     Arena *plain, *q, *q_t;
   };
-  // An operand to be filled by its producer; slot < 0: never quantised. scales: of as many slots, from `slot` on.
+  // Memory for an operand that its producer fills; slot < 0: never quantised. scales: number of slots, from `slot` on.
   Operand operand(Placement, Shape, Forms, int slot, int64_t scales = 1) const;
 
-  // Runs kernel(y). Where a slot has no history yet (or under the recipe "current") twice, the first time only to
-  // measure: the scale it casts with is then its own and leaves no trace. A step whose health is asked for runs it once
-  // more: what is zero even with the largest scale was zero before the cast.
+  // Runs kernel(y), the producer of y. If y's slot has no history yet (or under the recipe "current"), runs it twice:
+  // the first time only measures amax, from which comes a scale for this cast alone. In a step that examines FP8
+  // health, runs it once more, with the largest possible scale: codes that are zero even then were zero before the
+  // cast.
   template <class F>
   void produce(Operand y, F&& kernel) const {
     const bool quantised = y.q || y.q_t;
     const Tensor counts = quantised ? scaling.counts(y.slot) : Tensor{}, codes = y.q ? y.q : y.q_t;
     if (quantised && scaling.measures_first(y.slot)) {
-      const Tensor own = scratch.alloc(DType::f32, {8});  // scale, then amax 16 bytes on
+      const Tensor own = scratch.alloc(DType::f32, {8});  // scale, and 16 bytes on amax
       float* scale = own.ptr<float>();
       uint32_t* amax = reinterpret_cast<uint32_t*>(scale + 4);
       fill_zero(stream, own);
@@ -90,10 +91,10 @@ struct Context {
     kernel(y);
     if (counts) count_codes(stream, counts.part(0, {4}), codes);
   }
-  float largest_of(DType format) const;  // with the margin taken off
+  float largest_of(DType format) const;  // the format's largest value times 2^-margin
 };
 
-// The second kernel, where a producer can only write the plain form: fills the others from it.
+// Where a producer can only write the plain form: fills the other forms of y from it, in a second kernel.
 void complete(const Context&, const Operand& y, Tensor plain);
 
 }  // namespace octet::BACKEND

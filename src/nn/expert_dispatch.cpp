@@ -5,7 +5,7 @@
 
 namespace octet::BACKEND {
 
-// What a rank receives of all rounds is one sequence, by expert and then by sender; a round is a window of it.
+// All that a rank receives is one sequence of rows, by expert and then by sender; a round is a window of `rows` of it.
 std::vector<ExpertRound> plan_rounds(const int32_t* offset, int64_t E, int ranks, int rank, int64_t rows) {
   const int64_t held = E / ranks;
   const auto begin = [&](int r, int64_t e) { return int64_t(offset[r * (E + 1) + e]); };
@@ -36,15 +36,12 @@ std::vector<ExpertRound> plan_rounds(const int32_t* offset, int64_t E, int ranks
 }
 
 ExpertDispatch::ExpertDispatch(const ExpertRanks& ranks, int64_t experts, int64_t per_token)
-    : ranks_(ranks),
-      E_(experts),
-      K_(per_token),
-      pinned_(static_cast<int32_t*>(pinned_alloc(size_t(ranks.group->size() * (experts + 1)) * sizeof(int32_t)))) {
+    : ranks_(ranks), E_(experts), K_(per_token), pinned_(pinned_array<int32_t>(ranks.group->size() * (experts + 1))) {
   CHECK(experts % ranks.group->size() == 0, experts, " experts on ", ranks.group->size(), " ranks");
 }
 
-// A rank's share of all rows is that of its own tokens, and half of the padding (kExpertRows) of each expert and
-// sender. More than all rows of all ranks never come.
+// On average a rank receives as many rows as its own tokens have, and half a kExpertRows of padding for each expert of
+// each sender. More than all rows of all ranks never arrive.
 int64_t ExpertDispatch::buffer_rows(int64_t N) const {
   const double mean = double(N * K_) + double(E_) * kExpertRows / 2;
   return padded_rows(int64_t(std::ceil(std::min(ranks_.buffer * mean, double(all_rows(N))))));
@@ -66,15 +63,14 @@ void ExpertDispatch::start(Context& c, Tensor offset, int64_t N) {
   arrived_->record(c.stream);
 }
 
-// When the offsets have arrived, all that was given to the stream before has happened: what was uploaded then is free.
+// Once the offsets have arrived, all earlier work of the stream is done, so the last upload no longer reads uploaded_.
 void ExpertDispatch::finish(Context& c) {
   const int64_t ranks = ranks_.group->size(), width = E_ / ranks + 1, most = most_rounds(N_);
   if (c.pass != Pass::recompute) {
     arrived_->synchronize();
     rounds_ = plan_rounds(pinned_.get(), E_, int(ranks), ranks_.group->rank(), buffer_rows(N_));
     CHECK(int64_t(rounds_.size()) <= most, rounds_.size(), " rounds where at most ", most, " were expected");
-    if (reserved_ < most * width)
-      uploaded_.reset(static_cast<int32_t*>(pinned_alloc(size_t(reserved_ = most * width) * sizeof(int32_t))));
+    if (reserved_ < most * width) uploaded_ = pinned_array<int32_t>(reserved_ = most * width);
     for (size_t i = 0; i < rounds_.size(); ++i)
       std::copy(rounds_[i].first.begin(), rounds_[i].first.end(), uploaded_.get() + int64_t(i) * width);
   }
@@ -103,7 +99,8 @@ void ExpertDispatch::forward(Context& c, GatedExperts& experts, Tensor o, Tensor
   }
 }
 
-// The last round's activations are still there. A row of dx is sent for the last time before its gradient comes back.
+// From the last round, whose activations are still there, to the first. A row of x in dx is sent for the last time
+// before its gradient arrives in its place.
 void ExpertDispatch::backward(Context& c, GatedExperts& experts, Tensor dx, Tensor d_o) {
   const Tensor result = c.scratch.alloc(dx.dtype, {buffer_rows(N_), dx.cols()});
   for (size_t i = rounds_.size(); i-- > 0;) {

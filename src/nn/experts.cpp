@@ -19,7 +19,7 @@ ExpertLinear::ExpertLinear(Builder b, const std::vector<std::vector<ParameterSto
   if (!recipe_.fp8()) return;
   per_expert_ = b.recipe.per_expert_scales;
   const size_t slots = per_expert_ ? parts.size() : 1;
-  const auto add = [&](const char* what, DType format) {  // slots of all experts on every rank, as the scales are saved
+  const auto add = [&](const char* what, DType format) {  // every rank has slots of all experts: checkpoints hold all
     const int begin = b.scaling.size();
     for (size_t e = 0; e < slots; ++e) b.scaling.add(parts[e][0].name + what, format);
     if (per_expert_) b.scaling.alike(begin, int(slots));
@@ -32,7 +32,7 @@ ExpertLinear::ExpertLinear(Builder b, const std::vector<std::vector<ParameterSto
 Operand ExpertLinear::codes(const Operand& x, size_t e, int64_t first, int64_t count) const {
   Operand y{.q = x.q.row_range(first, count), .scale_inv = x.scale_inv, .slot = x.slot};
   if (x.plain) y.plain = x.plain.row_range(first, count);
-  y.scale_inv += scale_step() * int64_t(e);  // slots stand in the order of experts
+  y.scale_inv += scale_step() * int64_t(e);  // slots are in the order of experts
   y.slot.scale += scale_step() * int64_t(e);
   if (y.slot.amax) y.slot.amax += e;
   return y;
@@ -46,7 +46,7 @@ void ExpertLinear::complete(Context& c, const Operand& x, const ExpertBuffer& ro
   });
 }
 
-// Saved as in Linear: what wgrad reads.
+// As in Linear, what wgrad reads is saved for the backward pass; the other forms end with the block.
 Operand ExpertLinear::input(Context& c, int64_t R) const {
   if (c.evaluates_plain()) return c.operand({&c.scratch, &c.scratch, &c.scratch}, {R, in()}, {.plain = true}, -1);
   Arena* plain = recipe_.wgrad == Precision::plain ? &c.saved : &c.scratch;

@@ -4,7 +4,7 @@ namespace octet::BACKEND {
 namespace {
 
 using Parts = std::vector<std::vector<ParameterStore::Part>>;
-// Of each expert: w1, the gate, above w3, the up projection; and w2, down.
+// Each expert's w1 (gate) and w3 (up) are stacked into one matrix; w2 is the down projection.
 Parts gate_up_parts(const MoeOptions& o) {
   Parts parts;
   for (int64_t e = 0; e < o.experts; ++e) {
@@ -20,7 +20,7 @@ Parts down_parts(const MoeOptions& o) {
   return parts;
 }
 
-Operand of_pass(Operand x, const Context& c) {  // a buffer filled again leaves no trace
+Operand of_pass(Operand x, const Context& c) {  // recomputation does not measure a second time
   if (c.pass != Pass::train) x.slot.amax = nullptr;
   return x;
 }
@@ -39,7 +39,7 @@ void GatedExperts::open(Context& c, int64_t R) {
   h_ = down_.input(c, R);
 }
 
-// A backward pass needs more scratch than this, which the plan therefore need not see.
+// The plan engine does not see this allocation, but it is smaller than what backward() allocates in its place.
 void GatedExperts::reopen(Context& c) {
   x_ = gate_up_.reopened(c, x_);
   h_ = down_.reopened(c, h_);

@@ -1,6 +1,7 @@
 #pragma once
-// The experts of a layer that this rank holds, gated MLPs each: o = (silu(x W1^T) * (x W3^T)) W2^T for rows sorted by
-// expert. Dimension key:  C channels   F width of an expert   R rows of a buffer of experts' rows (ops/moe.h)
+// The experts of a layer that this rank holds, each a gated MLP: o = (silu(x W1^T) * (x W3^T)) W2^T, for rows sorted by
+// expert.
+// Dimension key:  C channels   F width of an expert   R rows of a buffer of experts' rows (ops/moe.h)
 #include "nn/experts.h"
 
 namespace octet::BACKEND {
@@ -14,15 +15,13 @@ struct MoeOptions {
 
 class GatedExperts {
  public:
-  using Fill = std::function<void(Tensor /*(R,C)*/)>;  // writes all rows: zeros behind the last in use
+  using Fill = std::function<void(Tensor /*(R,C)*/)>;  // writes all rows; unused ones become zero
   GatedExperts(Builder, const MoeOptions&);
 
-  void open(Context&, int64_t R);  // memory of a forward pass; each forward() until the next open() overwrites it
-  void reopen(
-      Context&);  // the same in the backward pass, before a forward(); scratch that ends with the caller's scope
+  void open(Context&, int64_t R);  // allocates for a forward pass; each forward() until the next open() overwrites it
+  void reopen(Context&);           // before a forward() in the backward pass: scratch again, in the caller's scope
   void forward(Context&, Tensor o /*(R,C)*/, const ExpertBuffer&, const Fill& x);
-  // Of the last forward().
-  void backward(Context&, Tensor dx /*(R,C)*/, const ExpertBuffer&, const Fill& d_o);
+  void backward(Context&, Tensor dx /*(R,C)*/, const ExpertBuffer&, const Fill& d_o);  // of the last forward()
 
  private:
   ExpertLinear gate_up_, down_;

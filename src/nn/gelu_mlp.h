@@ -1,5 +1,6 @@
 #pragma once
-// MLP with biases: y = Wd gelu(Wu x + bu) + bd, arXiv:1606.08415.   N rows   C channels   F width
+// MLP with GELU and biases: y = Wd gelu(Wu x + bu) + bd, arXiv:1606.08415.
+// Dimension key:  N rows   C channels   F width
 #include "nn/linear.h"
 
 namespace octet::BACKEND {

@@ -1,5 +1,5 @@
-// Gradients of the parameter store: whole while a unit's backward writes them, then reduced over ranks beside the
-// computing stream.
+// Gradients of the parameter store: whole while a unit's backward pass writes them, then reduced over ranks on the side
+// stream.
 #include "nn/parameters.h"
 
 namespace octet::BACKEND {
@@ -11,7 +11,8 @@ Tensor ParameterStore::grad(const Param& p) const {
   return g.whole[size_t(p.segment)].part(p.offset, p.shape);
 }
 
-// Not in prefetch(): the buffer's last unit has only just begun its reduction there, and waiting would expose it.
+// Called by acquire(), not by prefetch(): at that time the buffer's previous unit has only just begun to be reduced,
+// and waiting for it would expose the communication.
 void ParameterStore::open_gradients(Stream& s, int unit) {
   Unit& u = units_[size_t(unit)];
   Grads& g = grads_[size_t(u.grads)];
@@ -24,13 +25,13 @@ void ParameterStore::open_gradients(Stream& s, int unit) {
 }
 
 template <class F, class Kept>
-void ParameterStore::travelling(Stream& s, Comm& comm, const std::vector<Tensor>& tensors, F&& collective,
-                                Kept&& kept) {
+void ParameterStore::in_reduce_dtype(Stream& s, Comm& comm, const std::vector<Tensor>& tensors, F&& collective,
+                                     Kept&& kept) {
   std::vector<Tensor> as = tensors;
-  if (travel_) {
+  if (reduce_) {
     int64_t at = 0;
     for (Tensor& t : as) {
-      const Tensor narrow = travel_.part(at, {t.numel()});
+      const Tensor narrow = reduce_.part(at, {t.numel()});
       convert(s, narrow, t);
       at += t.numel();
       t = narrow;
@@ -39,13 +40,13 @@ void ParameterStore::travelling(Stream& s, Comm& comm, const std::vector<Tensor>
   comm.begin_group();
   for (const Tensor& t : as) collective(t);
   comm.end_group();
-  for (size_t i = 0; travel_ && i < as.size(); ++i) convert(s, kept(tensors[i]), kept(as[i]));
+  for (size_t i = 0; reduce_ && i < as.size(); ++i) convert(s, kept(tensors[i]), kept(as[i]));
 }
 
 void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
   const bool last = batch == Batch::last;
   Unit& u = units_[size_t(unit)];
-  if (!travels(u) || (keeps_gradients(u) && !last)) return;
+  if (!is_shared(u) || (keeps_gradients(u) && !last)) return;
   Grads& whole = grads_[size_t(u.grads)];
   Stream& side = beside(s);
   std::vector<Tensor> all, mine;  // of each segment
@@ -56,14 +57,14 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
     }
   const Holders& h = u.holders;
   if (shards(u) > 1)
-    travelling(
+    in_reduce_dtype(
         side, *h.shard, all, [&](Tensor t) { h.shard->reduce_scatter(side, slice(u, t), t); },
         [&](Tensor t) { return slice(u, t); });
   if (!keeps_gradients(u))
     for (size_t i = 0; i < all.size(); ++i)
-      BACKEND::add(side, mine[i], mine[i], slice(u, all[i]));  // the operation, which the member add() hides
+      BACKEND::add(side, mine[i], mine[i], slice(u, all[i]));  // the op; the member add() hides it
   if (last && replicas(u) > 1)
-    travelling(
+    in_reduce_dtype(
         side, *h.replica, mine, [&](Tensor t) { h.replica->all_reduce(side, t, Reduce::sum); },
         [](Tensor t) { return t; });
   if (keeps_gradients(u)) return;
@@ -73,7 +74,7 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
 }
 
 void ParameterStore::wait_for_gradients(Stream& s) {
-  if (!any_travels()) return;
+  if (!any_is_shared()) return;
   point_.record(side_);
   point_.wait(s);
 }
@@ -92,7 +93,7 @@ void ParameterStore::sum_squares(Stream& s, Tensor total, Tensor partial) {
 }
 
 void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {
-  wait_for_gradients(s);  // this collective follows the last one of the side stream
+  wait_for_gradients(s);  // a communicator runs one collective at a time: this one follows the side stream's last
   for (Comm* group : {store_.shard, store_.replica})
     if (size_of_group(group) > 1) group->all_reduce(s, t, Reduce::sum);
 }

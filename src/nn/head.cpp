@@ -13,7 +13,7 @@ void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets
     const Operand xn{.plain = x.row_range(n, rows)}, logits{.plain = buffer.row_range(0, rows)};
     gemm(c.stream, {.d = logits.plain, .a = xn.by_cols(Precision::plain), .b = w.by_cols(Precision::plain)});
     cross_entropy(c.stream, losses.part(n, {rows}), logits.plain, targets.part(n, {rows}), options_.vocabulary, factor,
-                  Backward::yes);  // logits are their gradient now
+                  Backward::yes);  // now logits holds dlogits
     gemm(c.stream, {.d = c.params.grad(w_),
                     .a = logits.by_rows(Precision::plain),
                     .b = xn.by_rows(Precision::plain),

@@ -1,6 +1,7 @@
 #pragma once
-// The end of a decoder: final norm, projection onto the vocabulary, cross-entropy; and its start, the token embedding.
-// Logits exist for a chunk of rows at a time: a chunk's loss, gradient and both products of its backward come at once.
+// The token embedding at the start of a decoder; projection onto the vocabulary and cross-entropy at its end. Logits
+// exist for a chunk of rows at a time: a chunk's forward product, loss, gradient and both backward products follow each
+// other before the next chunk begins.
 // Dimension key:  N rows   C channels   V vocabulary (padded)
 #include <functional>
 
@@ -31,12 +32,13 @@ class LossHead {
     int64_t chunk = 0;       // rows of logits at a time
   };
   LossHead(Param w, const Options& options) : w_(w), options_(options) {}
-  // loss += sum of the rows' losses; d (N,C) = factor * its gradient, dW += likewise. d may be x.
+  // loss += sum of the rows' losses;  d (N,C) = factor * its gradient by x,  dW += factor * its gradient by W. d may be
+  // x.
   void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/,
              LossFactor factor);
   void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);
   using Sink = std::function<void(int64_t first_row, Tensor logits /*(rows,V)*/)>;
-  void logits(Context&, Tensor x /*(N,C)*/, const Sink&);  // chunk by chunk, each gone when the next is made
+  void logits(Context&, Tensor x /*(N,C)*/, const Sink&);  // chunk by chunk; the next one overwrites the last
   void logits(Context&, Tensor y /*(N,V) wide*/, Tensor x /*(N,C)*/);
 
  private:

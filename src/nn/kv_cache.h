@@ -1,6 +1,6 @@
 #pragma once
-// KvCache: the keys and values of a batch's tokens so far, in every layer. A prompt's pass writes them, each later pass
-// adds those of one token a sequence and attends to all: no prefix is ever computed again.
+// KvCache: the keys and values of all tokens of a batch so far, in every layer. The pass of a prompt writes them; each
+// later pass appends those of one token a sequence, which attends to all.
 // Dimension key:  L layers   B sequences   G key/value heads   S positions   D head size
 #include "ops/decode.h"
 #include "ops/workspace.h"
@@ -16,14 +16,14 @@ class KvCache {
         position_(memory.alloc(DType::i32, {layer_[0]})),
         workspace_(memory.alloc(DType::e4m3, {workspace_bytes})) {}
 
-  // Prompts of unequal lengths stand one below the other, (B,T), each from column 0 on: what is behind its end is never
-  // read, as every later token overwrites its place before it attends.
+  // Prompts of unequal lengths are the rows of (B,T), each from column 0 on (right-padded). The padding's keys are
+  // never read: every later token overwrites its place before it attends.
   void begin(Stream& s, const int32_t* last /*position of each*/, int64_t count, int64_t longest) {
     B_ = count, longest_ = longest, decodes_ = false;
     copy_to_device(s, position_.data, last, size_t(count) * sizeof(int32_t));
     fill_zero(s, workspace_);
   }
-  // To the next new token of every sequence: on the host, and on the device, where each layer reads the positions.
+  // To the next token of every sequence: on the host; and on the device, where each layer reads the positions.
   void advance() {
     CHECK(++longest_ <= positions(), "a sequence of ", longest_, " tokens where there is room for ", positions());
     decodes_ = true;

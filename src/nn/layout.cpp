@@ -1,12 +1,12 @@
-// Memory of the parameter store: buffers of whole weights and gradients, and the slices that lie on this rank.
+// Memory of the parameter store: buffers of whole weights and gradients, and this rank's slices.
 #include <algorithm>
 
 #include "nn/parameters.h"
 
 namespace octet::BACKEND {
 
-// Buffers of whole weights and gradients: one set for each unit where they are kept; where not, a few in turn, so that
-// while one unit computes others arrive (weights) or leave (gradients).
+// Buffers of whole weights and gradients: one set for each unit where they are kept; else a few that the units of a
+// lane take in rotation, so that while one unit computes others are gathered (weights) or reduced (gradients).
 void ParameterStore::lay_out(const Arenas& arenas) {
   using Sizes = std::array<int64_t, 2>;
   struct Rotation {  // of the units of a lane
@@ -46,7 +46,7 @@ void ParameterStore::lay_out(const Arenas& arenas) {
            if (n[kPlain]) w.plain = a.alloc(options_.plain, {n[kPlain]});
            if (n[kFp8] && f.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});
            if (n[kFp8] && f.q_t) w.q_t = a.alloc(DType::e4m3, {n[kFp8]});
-           if (n[kFp8] && f.q_t && !w.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});  // what is transposed
+           if (n[kFp8] && f.q_t && !w.q) w.q = a.alloc(DType::e4m3, {n[kFp8]});  // q_t is transposed from it
            if (n[kFp8] && f.plain) w.q_plain = a.alloc(options_.plain, {n[kFp8]});
            return w;
          });
@@ -58,15 +58,15 @@ void ParameterStore::lay_out(const Arenas& arenas) {
                if (n[k]) g.whole[k] = arenas[Memory::gradients].alloc(options_.grad, {n[k]});
              return g;
            });
-  int64_t travels = 0;
-  Sizes largest{};  // by lane
+  int64_t most = 0;  // elements of a unit whose gradients are reduced
+  Sizes largest{};   // by lane
   for (const Unit& u : units_) {
-    if (ParameterStore::travels(u)) travels = std::max(travels, u.segments[kPlain].size + u.segments[kFp8].size);
+    if (is_shared(u)) most = std::max(most, u.segments[kPlain].size + u.segments[kFp8].size);
     if (!u.forms.plain && (!options_.evaluate_fp8 || gathers_plain(u)))
       largest[lane(u)] = std::max(largest[lane(u)], u.segments[kFp8].size);
   }
-  if (options_.trains && travels && options_.reduce != options_.grad)
-    travel_ = arenas[Memory::communication].alloc(options_.reduce, {travels});
+  if (options_.trains && most && options_.reduce != options_.grad)
+    reduce_ = arenas[Memory::communication].alloc(options_.reduce, {most});
   for (size_t l = 0; l < largest.size(); ++l)
     if (largest[l]) evaluate_[l].q_plain = arenas[Memory::weights].alloc(options_.plain, {largest[l]});
 }

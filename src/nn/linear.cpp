@@ -22,7 +22,8 @@ Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const 
   dy_slot_ = b.scaling.add(parts[0].name + ".dy", b.recipe.gradient_format);
 }
 
-// Saved for wgrad: the plain form if wgrad is plain, else the transpose. What only fprop reads ends with the block.
+// What wgrad reads is saved for the backward pass: the plain form, or the FP8 transpose. What only fprop reads ends
+// with the block.
 Operand Linear::input(Context& c, int64_t rows) const {
   if (c.evaluates_plain()) return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, in()}, {.plain = true}, -1);
   Arena* plain = recipe_.wgrad == Precision::plain ? &c.saved : &c.scratch;
@@ -43,7 +44,7 @@ Forms Linear::input_forms(const Context& c) const {
 }
 Forms Linear::output_grad_forms() const {
   Forms forms = recipe_.dy();
-  forms.plain = forms.plain || b_.unit >= 0;  // a bias gradient sums what is not rounded to FP8
+  forms.plain = forms.plain || b_.unit >= 0;  // the bias gradient sums the unrounded values
   return forms;
 }
 Operand Linear::output_grad(Context& c, int64_t rows) const {

@@ -1,6 +1,7 @@
 #pragma once
-// Linear: y = x W^T (+ b), and its three products. W may be several parameters, one above the other (q, k, v; gate,
-// up). Dimension key:  N rows   I in   O out
+// Linear: y = x W^T (+ b), and its three products: fprop, dgrad, wgrad. W may be several parameters stacked along O
+// (q, k, v; gate, up).
+// Dimension key:  N rows   I in   O out
 #include "nn/norm.h"
 
 namespace octet::BACKEND {
@@ -14,18 +15,19 @@ class Linear {
   };
   Linear(Builder, const std::vector<ParameterStore::Part>&, const Options&);
 
-  // The operands to be filled by the kernels that produce x (N,I) and dy (N,O), in the forms that the products read.
+  // Memory for x (N,I) and dy (N,O) in the forms that the products read, for the kernels that produce them to fill.
   Operand input(Context&, int64_t rows) const;
   Operand output_grad(Context&, int64_t rows) const;
-  // The plain form, where the products read one, in `room`, whose content the producer reads.
+  // The same, but a plain form, if any product reads it, is `room` itself: for a producer that works in place.
   Operand output_grad_over(Context&, Tensor room /*(N,O)*/) const;
-  // The same where the producer writes plain only.
+  // For a producer that has written the plain form only: makes the other forms from it.
   Operand input(Context&, Tensor x) const;
   Operand output_grad(Context&, Tensor dy) const;
 
   void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/,
                Tensor residual = {});  // y = x W^T [+ residual]
-  // y = norm(x) W^T, or behind that SwiGLU: in a step of generation, behind an RMSNorm, one operation.
+  // A step of generation, with the RMSNorm before it and perhaps SwiGLU after it in one operation:
+  // y = rmsnorm(x) W^T, or y = swiglu(rmsnorm(x) W^T).
   enum class Behind : uint8_t { nothing, swiglu };
   void step(Context&, Tensor y /*(N,O) or (N,O/2)*/, const Norm&, Tensor x /*(N,I)*/, Behind = Behind::nothing);
   void backward(Context&, Tensor dx /*(N,I)*/, const Operand& dy /*(N,O)*/);  // dx = dy W,  dW += dy^T x,  db += sum dy

@@ -1,5 +1,6 @@
 #pragma once
-// Gated MLP: y = Wd (silu(Wg x) * Wu x), arXiv:2002.05202.   N rows   C channels   F width
+// Gated MLP (SwiGLU): y = Wd (silu(Wg x) * Wu x), arXiv:2002.05202.
+// Dimension key:  N rows   C channels   F width
 #include "nn/linear.h"
 
 namespace octet::BACKEND {

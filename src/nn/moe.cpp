@@ -4,7 +4,8 @@
 
 namespace octet::BACKEND {
 namespace {
-// The experts are a unit of their own: they may have other holders, and are the bulk of a block.
+// The experts are a unit of their own: their process groups may differ (expert parallelism), and they are the bulk of a
+// block.
 GatedExperts make_experts(Builder b, const Moe::Options& o) {
   const int dense = b.params.unit();
   b.params.begin_unit(concat("experts of block ", o.layer), Residence::beside,
@@ -21,7 +22,7 @@ Moe::Moe(Builder b, const Options& o)
       experts_(make_experts(b, o)),
       dispatch_(b.experts.group ? std::make_unique<ExpertDispatch>(b.experts, o.experts, o.per_token) : nullptr),
       knows_offsets_(b.recipe.per_expert_scales),
-      pinned_(static_cast<int32_t*>(pinned_alloc(size_t(o.experts + 1) * sizeof(int32_t)))) {}
+      pinned_(pinned_array<int32_t>(o.experts + 1)) {}
 
 Operand Moe::input(Context& c, int64_t rows) const {
   Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
@@ -57,7 +58,7 @@ void Moe::route(Context& c, Tensor x) {
   if (!dispatch_ && knows_offsets_) used_.first = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
 }
 
-// As transformers does it: what the experts read is shaken too. The same noise again in recomputation and in backward.
+// As in transformers, the experts read the jittered input too. Recomputation and backward draw the same noise again.
 void Moe::jitter(Context& c, Tensor x) const {
   if (options_.jitter > 0 && c.pass != Pass::evaluate)
     moe_jitter(c.stream, x, x, options_.jitter, mix(c.routers.seed + uint64_t(options_.layer)));

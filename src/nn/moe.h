@@ -1,7 +1,7 @@
 #pragma once
-// Sparse mixture of gated MLPs, dropless: y = sum_k w_k expert_k(x), the experts and weights by a router that is linear
-// in x and computed in fp32.                             Jiang et al. 2024 (Mixtral), arXiv:2401.04088 Dimension key:
-// N tokens   C channels   E experts   K experts a token   R rows of all experts
+// Sparse mixture of gated MLPs, dropless: y = sum_k w_k expert_k(x) over the K experts that a router chooses, whose
+// logits are a linear function of x, computed in fp32.                   Jiang et al. 2024 (Mixtral), arXiv:2401.04088
+// Dimension key:  N tokens   C channels   E experts   K experts a token   R rows of a buffer of experts' rows
 #include "nn/expert_dispatch.h"
 
 namespace octet::BACKEND {
@@ -20,15 +20,12 @@ class Moe {
   void route_backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dweight /*(N,K)*/);
   int64_t buffer_rows(int64_t N) const { return expert_rows(N, options_.experts, options_.per_token); }
 
-  struct Unpin {
-    void operator()(int32_t* p) const noexcept { pinned_free(p); }
-  };
   Options options_;
   Param router_;  // (E,C)
   GatedExperts experts_;
-  std::unique_ptr<ExpertDispatch> dispatch_;  // where experts are spread over ranks
-  bool knows_offsets_;                        // on the host, for casts expert by expert
-  std::unique_ptr<int32_t, Unpin> pinned_;    // of the offsets on their way there
+  std::unique_ptr<ExpertDispatch> dispatch_;  // with expert parallelism, else null
+  bool knows_offsets_;                        // the host does, to cast expert by expert
+  PinnedArray<int32_t> pinned_;               // (E+1): where they arrive
   // Of the last forward pass.
   Tensor x_{}, o_{} /*(R,C)*/;
   MoeRoute route_{};

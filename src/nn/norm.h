@@ -1,6 +1,6 @@
 #pragma once
-// Normalisation over the last dimension: RMSNorm, arXiv:1910.07467, or LayerNorm, arXiv:1607.06450.   N rows   C
-// channels
+// Normalisation over the last dimension: RMSNorm, arXiv:1910.07467, or LayerNorm, arXiv:1607.06450.
+// Dimension key:  N rows   C channels
 #include "nn/context.h"
 
 namespace octet::BACKEND {
@@ -16,7 +16,7 @@ class Norm {
   Norm(Builder b, const std::string& name,
        const Options& options);  // declares name.weight, and name.bias of a LayerNorm
   void forward(Context&, const Operand& y /*(N,C)*/, Tensor x /*(N,C)*/);
-  void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // += : a norm always sits beside a residual
+  void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // +=: dx is the residual stream's gradient
   const Options& options() const { return options_; }
   Tensor weight(const Context& c) const { return c.params.value(w_).plain; }
 

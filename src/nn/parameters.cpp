@@ -1,4 +1,5 @@
-// The parameter store from declaration to the random start: what there is, and which slice of it lies here.
+// The parameter store from declaration to random initialisation: which parameters there are, and which slices of them
+// this rank holds.
 #include "nn/parameters.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ int ParameterStore::begin_unit(std::string name, Residence residence, const Hold
   units_.push_back({.name = std::move(name), .residence = residence, .holders = holders ? *holders : store_});
   return current_ = num_units() - 1;
 }
-bool ParameterStore::any_travels() const { return std::any_of(units_.begin(), units_.end(), travels); }
+bool ParameterStore::any_is_shared() const { return std::any_of(units_.begin(), units_.end(), is_shared); }
 
 Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms) {
   CHECK(!units_.empty() && !parts.empty(), "begin_unit() first");
@@ -40,7 +41,7 @@ Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms
   Segment& segment = u.segments[size_t(precision)];
   segment.size = round_up(segment.size, kAlign);
   Param p{current_, precision, segment.size, parts[0].shape, forms};
-  for (const Part& part : parts) {  // row-major with equal rows: standing adjacent is being merged
+  for (const Part& part : parts) {  // row-major with equal row lengths: adjacent, they are one matrix
     if (parts.size() > 1)
       CHECK(part.shape.rank == 2 && part.shape[1] == p.shape[1], "'", part.name, "' ", part.shape, " merged with ",
             p.shape);
@@ -90,7 +91,7 @@ void ParameterStore::zero(Stream& s) {
   for (Unit& u : units_)
     for (Segment& g : u.segments) {
       if (g.size == 0) continue;
-      fill_zero(s, g.master);  // padding stays zero for ever
+      fill_zero(s, g.master);  // padding stays zero
       if (options_.trains)
         for (Tensor t : {g.m, g.v, g.grad}) fill_zero(s, t);
     }

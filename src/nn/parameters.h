@@ -1,19 +1,19 @@
 #pragma once
 // ParameterStore: every trainable tensor, declared once, by the layer that owns it.
 //
-// Parameters are grouped in units (one transformer block is one unit). A unit has one segment per gather type: the FP8
-// matrices, and the rest. Each segment is one flat range, padded to a multiple of shards x 128 elements, of which shard
-// r owns the r-th slice: gathering weights is one all-gather a segment, reducing gradients one reduce-scatter.
+// Parameters are grouped in units (one transformer block is one unit). A unit has two segments: its FP8 matrices, and
+// the rest. A segment is one flat range, padded to a multiple of shards x 128 elements, of which shard r owns the r-th
+// slice: gathering weights is one all-gather a segment, reducing gradients is one reduce-scatter.
 //
-//   stage            0            1            2            3        Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054
-//   master, moments  whole        slice        slice        slice
-//   gradients        whole        whole        slice        slice    (2, 3: whole of the units under way, in turn)
-//   weights          whole        whole        whole        slice    (3: likewise)
+// What a rank holds, by ZeRO stage:                                Rajbhandari et al. 2019 (ZeRO), arXiv:1910.02054
+//   stage            0        1        2        3
+//   master, moments  whole    slice    slice    slice
+//   gradients        whole    whole    slice    slice    (2, 3: whole while a unit's backward pass needs them)
+//   weights          whole    whole    whole    slice    (3: whole while a unit's pass needs them)
+// Whole gradients are all-reduced (0) or reduce-scattered in place (1) after the last micro-batch, slices after each.
 //
-// A layer's experts are a unit of their own, with groups of their own: they may be spread over ranks, and are then
-// dealt out among the ranks that hold the same ones.
-//
-// "whole" gradients are all-reduced (0) or reduce-scattered in place (1) after the last micro-batch, slices after each.
+// A layer's experts are a unit of their own with its own process groups: under expert parallelism they are sharded over
+// the ranks that hold the same experts.
 #include <array>
 #include <string>
 #include <utility>
@@ -25,15 +25,15 @@ namespace octet::BACKEND {
 
 struct Init {  // N(mean, std^2); std 0 draws nothing
   double mean = 0, std = 0;
-  int64_t rows = 0;  // of a matrix, those below are padding and zero; 0: none is
+  int64_t rows = 0;  // rows of a matrix that are drawn, the others being zero padding; 0: all
 };
 enum class Use : uint8_t { forward, backward, evaluate };
-// Of a unit's whole weights and gradients where they are not kept: buffers of its own, or two in turn. beside:
-// likewise, two others, as such a unit is in use at the same time as a rotating one.
+// Which buffers a unit's whole weights and gradients take where they are not kept. own: its own. rotating: a few that
+// such units share in rotation. beside: another such set, for experts, which are in use together with a rotating unit.
 enum class Residence : uint8_t { own, rotating, beside };
-struct Holders {            // of a unit
-  Comm* shard = nullptr;    // among which its slices are dealt
-  Comm* replica = nullptr;  // those that hold the same slice, or null
+struct Holders {            // the process groups of a unit
+  Comm* shard = nullptr;    // ranks that its slices are spread over
+  Comm* replica = nullptr;  // ranks that hold the same slice, or null
   int stride = 1;           // ranks r, r + stride, ... hold the same parameters
 };
 
@@ -43,19 +43,19 @@ struct Param {
   int64_t offset = 0;  // in the segment
   Shape shape;         // of all parts together
   Forms forms;         // what its products read in training
-  int slot = -1;
+  int slot = -1;       // of its FP8 scale, if it has FP8 forms
 };
 
 struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
-  int prefetch = 1;  // units that may be gathered ahead, where whole weights are not kept
-  // false (evaluation, generation): no gradients and moments, no random start; plain weights are their own masters
+  int prefetch = 1;  // units gathered ahead, where whole weights are not kept
+  // false (evaluation, generation): no gradients, no moments, no initialisation; plain weights are their own masters
   bool trains = true;
   bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
-  bool delayed_weights = false;     // cast with the scale of earlier steps (fp8.weight_scaling)
-  bool cast_through_plain = false;  // masters are rounded to the plain type before the cast, as TE sees them
-  bool gather_plain = false;        // FP8 weights travel in the plain type and are cast where they arrive
+  bool delayed_weights = false;     // weights are cast with the scale of earlier steps (fp8.weight_scaling)
+  bool cast_through_plain = false;  // masters are rounded to the plain type before the FP8 cast, as TE's weights are
+  bool gather_plain = false;        // FP8 weights are gathered in the plain type and cast by every rank
   ScalingOptions weight_scaling{};
 };
 
@@ -71,27 +71,27 @@ class Arenas {  // one for each category of the memory plan
 
 class ParameterStore {
  public:
-  // shard: the ranks among which slices are dealt; replica: the ranks that hold the same slice, or null. side: where
-  // collectives and what belongs to them run, beside the stream that computes. all: the ranks that hold everything
-  // together, if shard does not.
+  // shard, replica: the process groups of units that name none of their own (Holders). side: the stream of collectives
+  // and their casts, beside the computing stream. all: all ranks of the run, if shard is not all of them.
   ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&, Comm* all = nullptr);
 
   struct Part {
     std::string name;
     Shape shape;
   };
-  int begin_unit(std::string name, Residence, const Holders* = nullptr);  // its number; none: those of the store
-  int unit() const { return current_; }                                   // that add() adds to
+  int begin_unit(std::string name, Residence, const Holders* = nullptr);  // -> its number; null: the store's groups
+  int unit() const { return current_; }                                   // the unit that add() adds to
   void resume_unit(int unit) { current_ = unit; }
-  // Several parts stand adjacent and are one matrix: one view, one product, one scale. FP8 forms put it in that
-  // segment.
+  // Several parts are adjacent in memory and form one matrix: one view, one product, one scale. A parameter with FP8
+  // forms goes to the unit's FP8 segment.
   Param add(const std::vector<Part>&, Init, Forms forms = {.plain = true});
-  void add_elsewhere(const std::vector<Part>&,
-                     Forms);  // the same where other ranks hold it: names and scales are all's
-  void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: reserve, deal out, initialise
-  void draw(Stream&, uint64_t seed);                        // the random start; publish() what changed
-  enum class Masters { changed, stepped };  // by anything; by AdamW, which wrote maxima and plain slices too
-  void publish(Stream&, Masters);           // new scales, FP8 slices and whole weights from the masters
+  // Declares a parameter that other ranks hold: its name and scale exist on all ranks.
+  void add_elsewhere(const std::vector<Part>&, Forms);
+  void materialise(Stream&, const Arenas&, uint64_t seed);  // after the model is built: allocates and initialises
+  void draw(Stream&, uint64_t seed);                        // random initialisation; to be followed by publish()
+  // What changed the masters: AdamW (stepped), which also wrote maxima and plain slices; or anything else.
+  enum class Masters { changed, stepped };
+  void publish(Stream&, Masters);  // makes new scales, FP8 slices and whole weights from the masters
 
   class Lease {  // weights of one unit, valid while the lease lives
    public:
@@ -104,18 +104,18 @@ class ParameterStore {
    private:
     int* count_;
   };
-  void prefetch(Stream&, int unit, Use);  // starts gathering; nothing if out of range or already under way
-  bool holds(int unit) const {            // its whole weights are there, or on their way
+  void prefetch(Stream&, int unit, Use);  // starts gathering; does nothing if out of range or already started
+  bool holds(int unit) const {            // its whole weights are gathered, or being gathered
     return weights_[size_t(units_[size_t(unit)].weights)].unit == unit;
   }
-  [[nodiscard]] Lease acquire(Stream&, int unit, Use);  // waits for it
-  Operand value(const Param&) const;                    // the forms that the lease's Use gives
+  [[nodiscard]] Lease acquire(Stream&, int unit, Use);  // waits, in stream order, until the weights are gathered
+  Operand value(const Param&) const;                    // of a leased unit, in the forms for the lease's Use
   Tensor grad(const Param&) const;
   enum class Batch { more_follow, last };
-  void reduce(Stream&, int unit, Batch);  // the unit's gradients of this micro-batch are complete
-  void wait_for_gradients(Stream&);       // all that reduce() started has happened
+  void reduce(Stream&, int unit, Batch);  // once the unit's gradients of this micro-batch are complete
+  void wait_for_gradients(Stream&);       // for all that reduce() started
   void zero_gradients(Stream&);           // before the first micro-batch of a step
-  void sum_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor partial);  // of all ranks' gradients, each element once
+  void sum_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor partial);  // of all gradients, over all ranks
 
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
@@ -123,38 +123,37 @@ class ParameterStore {
   int ranks() const { return size_of_group(store_.shard) * size_of_group(store_.replica); }
   void sum_over_ranks(Stream&, Tensor);  // in place
   DelayedScaling& weight_scales() { return scales_; }
-  // Where AdamW leaves a weight's maximum; null under delayed scaling, whose casts measure.
+  // Where AdamW writes a weight's maximum; null under delayed scaling, where the casts measure it.
   uint32_t* weight_amax(int slot) const { return options_.delayed_weights ? nullptr : scales_.measured(slot).amax; }
 
-  // The local slices. Views of padding are never given.
-  struct Local {
+  struct Local {  // what this rank holds of a parameter, without padding
     Tensor master, m, v, grad, weights;
-    int64_t first;  // index within the parameter or group
+    int64_t first;  // index of the first element within the parameter or group
     bool counts;    // this rank is the first of those that hold the slice
   };
   template <class F>
-  void for_each(F&& f) const {  // f(name, whole shape, Local); each part by itself, other ranks' as slices of nothing
+  void for_each(F&& f) const {  // f(name, whole shape, Local), for each part; empty slices for parts of other ranks
     for (const Unit& u : units_)
       for (const Entry& e : u.entries)
         f(e.name, e.shape, e.here ? local(u, e.segment, e.offset, e.shape.numel()) : nowhere());
   }
   template <class F>
-  void for_each_group(F&& f) const {  // f(name of the first part, Param, Local); not other ranks'
+  void for_each_group(F&& f) const {  // f(name of the first part, Param, Local), for the parameters this rank holds
     for (const Unit& u : units_)
       for (const Group& g : u.groups)
         f(g.name, g.param, local(u, g.param.segment, g.param.offset, g.param.shape.numel()));
   }
-  // f(name, tensor, stride): what ranks r, r + stride, ... hold in common; waits in the stream until it is complete.
+  // f(name, tensor, stride): everything that must be equal on ranks r, r + stride, ...; waits for it in stream order.
   template <class F>
   void for_each_common(Stream&, F&& f);
   template <class F>
-  void for_each_gradient(F&& f) const {  // f(slice): all local gradients, padding (zero) included
+  void for_each_gradient(F&& f) const {  // f(slice): all local gradients, with their padding (zero)
     for (const Unit& u : units_)
       for (const Segment& g : u.segments)
         if (g.size) f(g.grad);
   }
   template <class F>
-  void for_each_gradient_once(F&& f) const {  // likewise, but of ranks that hold the same slice only on the first
+  void for_each_gradient_once(F&& f) const {  // likewise, but only on the first of the ranks that hold the same slice
     for (const Unit& u : units_)
       for (const Segment& g : u.segments)
         if (g.size && counts(u)) f(g.grad);
@@ -167,16 +166,16 @@ class ParameterStore {
     Init init;
     Precision segment;
     int64_t offset;
-    bool here = true;  // not on other ranks only
+    bool here = true;  // false: other ranks hold it
   };
   struct Group {
     std::string name;
     Param param;
   };
   struct Segment {
-    int64_t size = 0;
-    Tensor master{}, m{}, v{}, grad{}, q{};
-  };  // local slices; size: of all shards
+    int64_t size = 0;                        // of all shards together
+    Tensor master{}, m{}, v{}, grad{}, q{};  // this rank's slices
+  };
   struct Unit {
     std::string name;
     Residence residence;
@@ -184,19 +183,20 @@ class ParameterStore {
     std::array<Segment, 2> segments{};  // by Precision
     std::vector<Entry> entries{};
     std::vector<Group> groups{};
-    Forms forms{};                 // wanted of any of its FP8 parameters
-    int weights = -1, grads = -1;  // index of its buffers
+    Forms forms{};                 // the union of its FP8 parameters' forms
+    int weights = -1, grads = -1;  // indices of its buffers in weights_ and grads_
   };
-  struct Weights {  // whole: plain segment; FP8 segment as W8, transposes, plain
-    Tensor plain{}, q{}, q_t{}, q_plain{};
-    int unit = -1, leased = 0;
+  struct Weights {                 // buffers of whole weights
+    Tensor plain{};                // the plain segment
+    Tensor q{}, q_t{}, q_plain{};  // the FP8 segment: codes, transposed codes, plain
+    int unit = -1, leased = 0;     // the unit whose weights they hold; number of leases
     Use use = Use::forward;
     std::unique_ptr<Event> ready{};  // gathered; null: already waited for
   };
-  struct Grads {
-    std::array<Tensor, 2> whole{};
+  struct Grads {                    // buffers of whole gradients
+    std::array<Tensor, 2> whole{};  // by Precision
     int unit = -1;
-    std::unique_ptr<Event> reduced{};  // given back; null: already waited for
+    std::unique_ptr<Event> reduced{};  // the buffers are free again; null: already waited for
   };
 
   void lay_out(const Arenas&);
@@ -207,21 +207,23 @@ class ParameterStore {
   void cast(Stream&, const Operand&, Tensor master, Tensor counts);
   void cast_gathered(Stream&, Unit&, Use);
   void start_gather(Stream&, Unit&, Use);
-  void open_gradients(Stream&, int unit);  // zeroed whole gradients, where they are not kept
+  void open_gradients(Stream&, int unit);  // zeroes a buffer of whole gradients, where they are not kept
   void gather(Stream&, Unit&, Use);
-  Stream& beside(Stream&);  // the side stream, from this point of the other on
+  Stream& beside(Stream&);  // the side stream, made to wait for this point of the other
   void gather_plain_of_fp8(Stream&, int unit);
   static void all_gather(Stream&, Comm& shard, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine);
-  // f(tensor) for each in the type that gradients travel in, all as one group; what comes back is `kept` of them.
+  // collective(tensor) for each tensor, converted to reduce_dtype and back if that differs; kept(tensor) is the part of
+  // each that holds the result.
   template <class F, class Kept>
-  void travelling(Stream&, Comm&, const std::vector<Tensor>&, F&& collective, Kept&& kept);
+  void in_reduce_dtype(Stream&, Comm&, const std::vector<Tensor>&, F&& collective, Kept&& kept);
   const Weights& leased(int unit) const;
   static int size_of_group(const Comm* c) { return c ? c->size() : 1; }
   static int shards(const Unit& u) { return size_of_group(u.holders.shard); }
   static int replicas(const Unit& u) { return size_of_group(u.holders.replica); }
-  static bool travels(const Unit& u) { return shards(u) > 1 || replicas(u) > 1; }
+  // Other ranks hold it too, or parts of it.
+  static bool is_shared(const Unit& u) { return shards(u) > 1 || replicas(u) > 1; }
   static bool counts(const Unit& u) { return !u.holders.replica || u.holders.replica->rank() == 0; }
-  bool any_travels() const;
+  bool any_is_shared() const;
   bool keeps_weights(const Unit& u) const { return options_.zero_stage < 3 || shards(u) == 1; }
   bool gathers_plain(const Unit& u) const { return options_.gather_plain && shards(u) > 1; }
   bool shares_masters(const Unit& u) const {
@@ -234,32 +236,33 @@ class ParameterStore {
     const int64_t n = whole.numel() / shards(u);
     return whole.part(u.holders.shard->rank() * n, {n});
   }
-  static size_t lane(const Unit& u) { return u.residence == Residence::beside; }  // units in use at once differ in it
+  // Units that are in use at the same time are in different lanes.
+  static size_t lane(const Unit& u) { return u.residence == Residence::beside; }
 
   static Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
 
   static constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);  // of a unit's segments
-  static constexpr int64_t kAlign = 128;               // elements: 128 bytes at least, whatever the type
+  static constexpr int64_t kAlign = 128;               // elements: at least 128 bytes, whatever the type
   static constexpr int64_t kStage = int64_t{1} << 22;  // elements of stage_
-  Holders store_;                                      // of units without any of their own
+  Holders store_;                                      // groups of units that name none of their own
   Comm& all_;
   Stream& side_;
   Event point_;
   ParameterOptions options_;
   DelayedScaling scales_;
-  Tensor scale_inv_{};  // (slots,4): of the bytes in the FP8 slices
+  Tensor scale_inv_{};  // (slots,4): of the codes in the FP8 slices
   std::vector<Unit> units_;
   int current_ = -1;
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
-  Tensor stage_{};                     // masters on their way through the plain type, some at a time
-  Tensor travel_{};                    // gradients of a unit in the type they travel in, if another
+  Tensor stage_{};                     // cast_through_plain: kStage masters at a time, in the plain type
+  Tensor reduce_{};                    // a unit's gradients in reduce_dtype, if that differs from their own
   std::array<Weights, 2> evaluate_{};  // by lane: plain form of one unit's FP8 segment at a time
 };
 
 template <class F>
 void ParameterStore::for_each_common(Stream& s, F&& f) {
-  wait_for_gradients(s);  // what is gathered on the side stream, too
+  wait_for_gradients(s);  // and for what the side stream gathers
   for (const Unit& u : units_) {
     const Weights* w = keeps_weights(u) ? &weights_[size_t(u.weights)] : nullptr;
     for (const Group& g : u.groups) {

@@ -1,5 +1,4 @@
-// Weights of the parameter store: gathered from all ranks beside the computing stream, leased, and given out as
-// operands.
+// Weights of the parameter store: gathered from all ranks on the side stream, leased, and handed out as operands.
 #include "nn/parameters.h"
 
 namespace octet::BACKEND {
@@ -11,8 +10,8 @@ Stream& ParameterStore::beside(Stream& s) {
 }
 
 void ParameterStore::start_gather(Stream& s, Unit& u, Use use) {
-  gather(travels(u) ? beside(s) : s, u, use);
-  if (!travels(u)) return;
+  gather(is_shared(u) ? beside(s) : s, u, use);
+  if (!is_shared(u)) return;
   Weights& w = weights_[size_t(u.weights)];
   w.ready = std::make_unique<Event>(side_.device());
   w.ready->record(side_);
@@ -30,7 +29,8 @@ void ParameterStore::all_gather(Stream& s, Comm& shard, const std::vector<std::p
   shard.end_group();
 }
 
-// The whole weights of a unit into its buffers. Those of the forward pass want transposing only for the backward one.
+// Gathers the whole weights of a unit into its buffers. If they are still there from the forward pass, the backward
+// pass only has to transpose them.
 void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   Weights& w = weights_[size_t(u.weights)];
   CHECK(!w.leased || w.unit < 0, "unit '", u.name, "' needs buffers that are leased");
@@ -41,7 +41,7 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
     std::vector<std::pair<Tensor, Tensor>> pieces;
     if (plain.size) {
       const Tensor whole = w.plain.part(0, {plain.size});
-      if (!keeps_weights(u)) convert(s, slice(u, whole), plain.master);  // where kept, AdamW wrote the slice
+      if (!keeps_weights(u)) convert(s, slice(u, whole), plain.master);  // if kept, AdamW has written the slice
       pieces.emplace_back(whole, slice(u, whole));
     }
     if (codes && !gathers_plain(u)) pieces.emplace_back(w.q.part(0, {fp8.size}), fp8.q);
@@ -61,7 +61,7 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
   w.use = use;
 }
 
-// As SageMaker SMP does it: the plain type travels, and every rank casts all of it, with the scale that all agreed on.
+// As in SageMaker SMP: weights are gathered in the plain type, and every rank casts all of them with the common scale.
 void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
   const Weights& w = weights_[size_t(u.weights)];
   const Segment& fp8 = u.segments[kFp8];
@@ -88,7 +88,7 @@ void ParameterStore::gather_plain_of_fp8(Stream& s, int unit) {
   const Segment& fp8 = u.segments[kFp8];
   Weights& plain = evaluate_[lane(u)];
   if (!fp8.size || u.forms.plain || plain.unit == unit) return;
-  wait_for_gradients(s);  // the side stream may be using the buffer, and this collective follows its last one
+  wait_for_gradients(s);  // the side stream may be using the buffer, and a communicator runs one collective at a time
   const Tensor whole = plain.q_plain.part(0, {fp8.size});
   convert(s, slice(u, whole), fp8.master);
   if (shards(u) > 1) u.holders.shard->all_gather(s, whole, slice(u, whole));

@@ -1,16 +1,16 @@
 #pragma once
-// Operations of generation: the keys and values of earlier tokens are kept, and each sequence asks one query at a time.
-// Conventions are those of ops/ops.h.
-// Dimension key:  B sequences   T tokens of a pass   N rows (= B*T)   S positions that there is room for   H query
-// heads G key/value heads   D head size   V vocabulary
+// Operations of generation with a KV cache: the pass of a prompt appends its keys and values, then each pass (a "step")
+// takes one token a sequence. Conventions are those of ops/ops.h.
+// Dimension key:  B sequences   T tokens of a pass   N rows (= B*T)   S positions of the cache   H query heads
+//                 G key/value heads   D head size   V vocabulary
 #include "ops/ops.h"
 
 namespace octet::BACKEND {
 
-struct KvRows {  // of one layer; row p of (b, g) is that of position p
+struct KvRows {  // the cache of one layer; row p of (b, g) belongs to position p
   Tensor k /*(B,G,S,D)*/, v /*(B,G,S,D)*/;
 };
-// k[b,g,p], v[b,g,p] = those of row b*T + t of qkv, p = t + first [+ start[b]]
+// k[b,g,p], v[b,g,p] = k and v of row b*T + t of qkv, p = t + first [+ start[b]]
 struct KvAppend {
   KvRows kv;
   Heads heads;
@@ -19,40 +19,40 @@ struct KvAppend {
 };
 void kv_append(Stream&, const KvAppend&, Tensor qkv /*(N,width)*/);
 
-// o[b] = softmax(scale * q k^T) v per head over the positions 0 .. position[b], of which a window > 0 leaves the last
-// `window`. The query heads of a group read each key and value once.
-//                             Dao et al. 2023 (Flash-Decoding): long sequences are cut in parts that are joined at the
-//                             end
+// o[b] = softmax(scale * q k^T) v for every head over the positions 0 .. position[b]; with a window > 0, over the last
+// `window` of them. The query heads of a group share each read of a key and value; long sequences are split into parts
+// whose results are combined at the end (split-KV).                                    Dao et al. 2023 (Flash-Decoding)
 struct DecodeAttention {
   KvRows kv;
   Heads heads;
   Tensor position /*(B) i32*/;
   int64_t window = 0;
   double scale = 1;
-  bool settled = false;  // of a step: position, and what it finds in kv, were written long ago (ops.h, GemmArgs)
-  Tensor workspace{} /*bytes: workspace.h*/;  // zero before its first use, and then left alone between calls
+  bool settled = false;  // attention_step: no unfinished kernel of the stream writes position or kv (GemmArgs::settled)
+  Tensor workspace{} /*bytes: workspace.h*/;  // zeroed by the caller before its first use; the op keeps counters there
 };
 void attention_decode(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, const DecodeAttention&);
-// rope_forward, kv_append and attention_decode of one token a sequence, at `position`. qkv may be turned, or not.
+// rope_forward, kv_append and attention_decode of one token a sequence, at `position`, in one operation. Whether qkv is
+// left rotated or as it was is unspecified.
 void attention_step(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, Tensor rope_table /*ops.h, Rope*/,
                     const DecodeAttention&);
-// A product with what stands around it:  y = rmsnorm(x) w^T,  or gated, w = [w_g; w_u]:
-//   y = silu(rmsnorm(x) w_g^T) * (rmsnorm(x) w_u^T).  norm and w were written long ago (ops.h, GemmArgs::settled).
+// A matrix product fused with the norm before it and the activation after it:  y = rmsnorm(x) w^T,  or, gated, with
+// w = [w_g; w_u],  y = silu(rmsnorm(x) w_g^T) * (rmsnorm(x) w_u^T).  norm and w must be settled (GemmArgs::settled).
 struct NormedProduct {
   Tensor y /*(N,O); gated: (N,O/2)*/, x /*(N,C)*/, norm /*(C)*/, w /*(O,C)*/;
   double eps = 1e-5;
   bool gated = false;
-  Tensor normed /*(N,C)*/, rstd /*(N) wide*/, product /*(N,O), where gated*/;  // workspaces
+  Tensor normed /*(N,C)*/, rstd /*(N) wide*/, product /*(N,O), where gated*/;  // scratch
 };
 void normed_product(Stream&, const NormedProduct&);
-inline void normed_product_apart(Stream& s, const NormedProduct& a) {  // in as many operations
+inline void normed_product_apart(Stream& s, const NormedProduct& a) {  // the same, unfused
   rmsnorm_forward(s, {.plain = a.normed}, a.rstd, a.x, a.norm, a.eps);
   gemm(s, {.d = a.gated ? a.product : a.y, .a = {a.normed}, .b = {a.w}, .settled = true});
   if (a.gated) swiglu_forward(s, {.plain = a.y}, a.product);
 }
 void advance(Stream&, Tensor position /*(B) i32 +=*/);  // by one
 
-// index[n] = that of the largest of x[n, 0 .. vocabulary), of equal ones the lowest
+// index[n] = argmax of x[n, 0 .. vocabulary); of equal values the lowest index
 void argmax(Stream&, Tensor index /*(N) i32*/, Tensor x /*(N,V) wide*/, int64_t vocabulary);
 
 }  // namespace octet::BACKEND

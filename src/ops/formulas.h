@@ -1,5 +1,5 @@
 #pragma once
-// The element-wise mathematics, written once; constexpr makes it device code too.
+// The element-wise mathematics, written once for the cpu and gpu engines: constexpr functions are device code too.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -61,11 +61,12 @@ constexpr float scale_of(float largest, float amax, bool power_of_2) {
   return s;
 }
 
-// One column of the delayed-scaling update (FP8.md §1.3 of the design: the rule of Transformer Engine's fused kernel).
-// history (L) at a stride: oldest in row 1, newest in row L-1, row 0 is only TE's live accumulator. amax == 0 means
-// "did not run": no roll, no new scale. te_compat keeps TE's quirks: inf is stored and freezes `max` until it leaves
-// the window, NaN is stored and skipped by the maximum. Otherwise a non-finite amax never enters the history. Returns
-// the new scale.
+// The delayed-scaling update of one slot, as in Transformer Engine's fused kernel. `last` is its amax since the last
+// update, history (L, `stride` apart) its earlier ones: oldest in row 1, newest in row L-1; row 0, TE's live
+// accumulator, is 0 between updates. Returns the new scale.
+//   last == 0           the slot was not used: its history does not roll and its scale stays.
+//   last is not finite  it never enters the history. te_compat keeps TE's quirks instead: inf is stored and, under the
+//                       maximum rule, freezes the scale until it has left the window; NaN is stored, and skipped.
 struct ScaleRule {
   float largest;
   int64_t length, stride;
@@ -85,14 +86,14 @@ constexpr float delayed_scale(const ScaleRule& r, float scale, float last, float
   return scale_of(r.largest, amax, r.power_of_2);
 }
 
-// Of a group's slots, ops.h: lend_scales. `stride` apart in the history, 4 in the scales.
+// Whether a slot was ever used (ops.h: lend_scales). Scales are 4 floats apart, rows of the history `stride`.
 constexpr bool used_scale(const float* scale, const float* history, int64_t length, int64_t stride, int64_t slot) {
   return length > 1 ? history[(length - 1) * stride + slot] != 0 : scale[4 * slot] != 1;
 }
 
 // ---- the optimizer step
 
-// bf16 rounded up with the probability of what lies below its last bit: `random16` < 2^16 is added there, then cut off.
+// Stochastic rounding to bf16: random16 < 2^16 is added to the 16 bits below bf16's last one, which are then cut off.
 constexpr bf16 round_stochastic(float f, uint32_t random16) {
   const uint32_t u = std::bit_cast<uint32_t>(f);
   const bool finite = (u & 0x7f800000u) != 0x7f800000u;  // inf and NaN have no neighbour
@@ -100,20 +101,21 @@ constexpr bf16 round_stochastic(float f, uint32_t random16) {
   y.bits = uint16_t((u + (finite ? random16 & 0xffffu : 0u)) >> 16 | (f != f ? 0x40u : 0u));
   return y;
 }
-// Random bits for an element of a parameter in a step: 64 for a pair of elements. The key is the same for all of them.
+// 32 random bits for each element of a parameter in a step, one 64-bit hash for a pair of elements. All elements share
+// the key.
 constexpr uint64_t rounding_key(uint64_t seed, uint64_t step, uint64_t stream) {
   return random_key(seed ^ mix(step + 1), stream);
 }
 constexpr uint32_t rounding_bits(uint64_t key, uint64_t index) {
   return uint32_t(mix(key + (index >> 1)) >> (index & 1 ? 32 : 0));
 }
-// The 16 of them that each tensor is rounded by. m and v share none; the master's are a hash of both.
+// The 16 of them that round each of the element's tensors. m and v share none; the master's are a hash of both.
 enum class Rounded : uint8_t { m, v, master };
 constexpr uint32_t rounding_part(uint32_t bits, Rounded what) {
   return what == Rounded::m ? bits & 0xffffu : what == Rounded::v ? bits >> 16 : bits * 0x9e3779b1u >> 16;
 }
 
-// AdamW of one element in R. `t` counts updates from 1; the corrections are computed in f64 and once for many elements.
+// AdamW of one element, in R. Bias corrections are computed in f64, once for many elements; `t` counts updates from 1.
 template <class R>
 struct AdamwScalars {
   R lr, beta1, rest1, beta2, rest2, eps, decay, clip, correction1,
@@ -143,7 +145,7 @@ constexpr void adamw_element(R& w, R& m, R& v, R grad, const AdamwScalars<R>& a)
   w -= a.lr * (m * a.correction1 / (std::sqrt(v * a.correction2) + a.eps) + a.decay * w);
 }
 
-// Norm, clipping factor, the decision to skip and the next loss scale, from the sums of the step (ops.h: StepState).
+// ops.h: finish_gradients.
 template <class State>
 constexpr void next_loss_scale(State& s, int64_t growth_every) {
   constexpr float kSmallest = 1, kLargest = 0x1p24f;

@@ -1,15 +1,21 @@
 #pragma once
-// Every device operation of the program. Each is declared here once and defined once per engine: ops/<engine>/*.
+// The device operations of training, each declared once and defined once per engine, in ops/<engine>/. Those of experts
+// are in moe.h and grouped.h, those of generation in decode.h.
 //
-// Argument order: stream, outputs, inputs, scalars. Outputs marked (+=) accumulate; all others are overwritten.
-// A producer writes an Operand: each form that is present, scale_inv with them, and max |y| into slot.amax (as a
-// maximum over what is there) unless that is null. An operand without any form is only measured. FP8 = round(y *
-// slot.scale), saturating; amax and codes come from the fp32 result, not from its rounding to the plain type; NaN
-// counts as NaN. Activations are f64 (cpu), f32 or bf16 ("plain"); statistics and sums are computed in `wide` (f64 for
-// f64, else f32). Parameter gradients may be wide or bf16. Every sum has a fixed order: the same bits from run to run,
-// whatever the number of threads. `partial` arguments are workspaces whose sizes ops/workspace.h gives; they need no
-// preparation. Dimension key:  B batch   T time   N rows (= B*T)   C channels   F ffn width   V vocabulary   H query
-// heads
+// Arguments: stream, outputs, inputs, scalars. Outputs marked (+=) are added to; all others are overwritten.
+// Types: activations are of the "plain" type: f32 or bf16, on the cpu also f16 or f64. Statistics and sums are "wide":
+// f64 for f64, else f32. Parameter gradients are wide or bf16.
+//
+// A producer writes an Operand (tensor/operand.h): every form that is present, scale_inv along with FP8 forms, and
+// slot.amax = max(slot.amax, max |y|) unless that is null. An operand without any form is only measured. FP8 codes are
+// round(y * slot.scale), saturating. Codes and amax come from the fp32 result, not from its rounding to the plain type;
+// NaN stays NaN.
+//
+// Sums have a fixed order: results are bitwise the same from run to run, whatever the number of threads (on the gpu,
+// those of matrix products and attention unless Target::deterministic is false). `partial` arguments are scratch of the
+// size that ops/workspace.h gives, and need no initialisation.
+//
+// Dimension key:  B batch   T time   N rows (= B*T)   C channels   F ffn width   V vocabulary   H query heads
 //                 G key/value heads   D head size   R rotary dimensions   K contracted   S slots   L history length
 #include <span>
 
@@ -17,7 +23,8 @@
 
 namespace octet::BACKEND {
 
-// ---- embedding. order: the rows 0..N-1 sorted by token, stable, so that equal tokens are summed in a fixed order.
+// ---- embedding.  y_n = w[tokens_n];  dw[tokens_n] += dy_n.
+// order: the rows 0..N-1, stably sorted by token, so that the rows of a token are summed in a fixed order.
 void embedding_forward(Stream&, Tensor y /*(N,C)*/, Tensor tokens /*(N) i32*/, Tensor w /*(V,C)*/);
 void embedding_backward(Stream&, Tensor dw /*(V,C) +=*/, Tensor dy /*(N,C)*/, Tensor tokens /*(N) i32*/,
                         Tensor order /*(N) i32*/);
@@ -44,8 +51,8 @@ struct LayernormBackward {
 };
 void layernorm_backward(Stream&, const LayernormBackward&);
 
-// ---- rotary embedding and attention on one packed tensor qkv (N, width). Where a head's q, k and v lie in a row:
-struct Heads {
+// ---- rotary embedding and attention work on q, k and v packed in one tensor qkv (N, width).
+struct Heads {  // the columns of qkv at which each head's q, k and v begin
   int64_t H = 1, G = 1, D = 64;
   bool interleaved = false;  // false: [q heads | k heads | v heads] (Llama); true: per head [q | k | v], G == H (NeoX)
   int64_t width() const { return (H + 2 * G) * D; }
@@ -53,22 +60,21 @@ struct Heads {
   int64_t k(int64_t g) const { return interleaved ? (3 * g + 1) * D : (H + g) * D; }
   int64_t v(int64_t g) const { return interleaved ? (3 * g + 2) * D : (H + G + g) * D; }
 };
-// Half-split layout over the first R dimensions of each q and k head: for i < R/2 and position t,
+// Rotates the first R dimensions of each q and k head, in the half-split layout: for i < R/2 and the angle of (t, i),
 //   y[i] = x[i] cos - x[i+R/2] sin,   y[i+R/2] = x[i+R/2] cos + x[i] sin      Su et al. 2021, arXiv:2104.09864
-// table (positions, R/2, 2) wide holds (cos, sin); row n has position n % T + first [+ start[n / T]]. In place.
 struct Rope {
-  Tensor table;
+  Tensor table;  // (positions, R/2, 2) wide: (cos, sin)
   Heads heads;
-  int64_t T = 1, first = 0;
-  Tensor start{};        // (N/T) i32, or none
-  bool rounded = false;  // the table is not good to fp32: its row p + 1 is not row p turned on by row 1
+  int64_t T = 1, first = 0;  // row n has position t = n % T + first [+ start[n / T]]
+  Tensor start{};            // (N/T) i32, or none
+  bool rounded = false;      // the table is coarser than fp32, so row p + 1 is not row p rotated by row 1
 };
-void rope_forward(Stream&, Tensor qkv /*(N,width) +=*/, const Rope&);
-// The transpose of that rotation; d_out.plain may be d_in itself. v is copied through.
+void rope_forward(Stream&, Tensor qkv /*(N,width)*/, const Rope&);  // in place
+// The inverse rotation of the gradients of q and k; those of v are copied. d_out.plain may be d_in.
 void rope_backward(Stream&, Operand d_out /*(N,width)*/, Tensor d_in /*(N,width)*/, const Rope&);
 
-// o = softmax(scale * q k^T + causal mask) v per head; query head h reads key/value head h / (H/G).
-// lse = natural log of the row sums of exp(scaled scores).  window > 0: position t sees t-window+1 .. t.
+// o = softmax(scale * q k^T + causal mask) v for every head; query head h reads key/value head h / (H/G).
+// lse: log of the row sums of exp(scale * q k^T).  window > 0: position t attends to t-window+1 .. t only.
 //                                                     Dao 2023 (FlashAttention-2), arXiv:2307.08691
 struct Attention {
   Heads heads;
@@ -77,7 +83,8 @@ struct Attention {
 };
 void attention_forward(Stream&, Tensor o /*(N,H*D)*/, Tensor lse /*(B,H,T) wide*/, Tensor qkv /*(N,width)*/,
                        const Attention&, Tensor workspace /*bytes: workspace.h*/);
-// dv = p^T do,  dp = do v^T,  ds = p * (dp - rowsum(do*o)) * scale,  dq = ds k,  dk = ds^T q
+// With p = exp(scale * q k^T - lse) computed again:
+//   dv = p^T do,  dp = do v^T,  ds = p * (dp - rowsum(do*o)) * scale,  dq = ds k,  dk = ds^T q
 struct AttentionBackward {
   Tensor dqkv /*(N,width)*/, d_o /*(N,H*D)*/, o, lse, qkv, workspace;
 };
@@ -91,24 +98,25 @@ enum class Gelu { exact, tanh };
 void gelu_forward(Stream&, Operand y /*(N,F)*/, Tensor x /*(N,F)*/, Gelu);
 void gelu_backward(Stream&, Operand dx /*(N,F)*/, Tensor dy /*(N,F)*/, Tensor x /*(N,F)*/, Gelu);
 
-// ---- products.  d (M,N) = a (M,K) @ b (N,K)^T * a.scale_inv * b.scale_inv [+ bias (N)] [+ residual (M,N)] [+ d]
-// Accumulates in fp32 (fp64 for f64). FP8 factors must not be transposed; `fast` allows Hopper's fast accumulation.
-// fp32 products are true fp32, never TF32. d may be wide or plain whatever the factors are.
+// ---- matrix product.  d (M,N) = a (M,K) @ b (N,K)^T * a.scale_inv * b.scale_inv [+ bias (N)] [+ residual (M,N)] [+ d]
+// Accumulates in fp32 (fp64 for f64); fp32 products are true fp32, never TF32. d may be wide or plain, whatever the
+// factors are. FP8 factors must be contiguous along K, as Hopper's tensor cores need them.
 struct GemmArgs {
   Tensor d;
   Factor a, b;
   Tensor residual{}, bias{};  // residual: dtype of d; bias: dtype of the activations
-  bool accumulate = false, fast = false;
-  bool settled = false;  // b was written long ago: it may be read while what stands before in the stream still runs
+  bool accumulate = false;    // + d
+  bool fast = false;          // FP8: accumulate in the tensor cores' 14 bits, without promotion to fp32 registers
+  bool settled = false;  // no unfinished kernel of the stream writes b: it may be read before those ahead have ended
 };
 void gemm(Stream&, const GemmArgs&);
 
-// ---- loss.  losses_n = logsumexp(logits_n) - logits_n[target_n], 0 where target_n < 0. Columns >= vocabulary are
-// padding and take no part. With Backward::yes, logits become factor * (softmax - onehot), 0 in ignored rows and
-// padding.
+// ---- cross-entropy.  losses_n = logsumexp(logits_n) - logits_n[target_n], 0 where target_n < 0 (ignored).
+// Columns >= vocabulary are padding and take no part. With Backward::yes the logits are overwritten by their gradient,
+// factor * (softmax - onehot), 0 in ignored rows and in padding.
 enum class Backward : bool { no, yes };
-// Factor of a loss in the gradients: the host's, times the loss scale where there is one. That lies in device memory,
-// as a step changes it without the host's knowing.
+// What gradients of the loss are multiplied by: value, times the loss scale where there is one. The loss scale lies in
+// device memory, because finish_gradients changes it there without telling the host.
 struct LossFactor {
   double value = 0;
   const float* scale = nullptr;
@@ -124,45 +132,45 @@ void column_sum(Stream&, Tensor total /*(C) +=*/, Tensor x /*(N,C)*/, Tensor par
 void sum_of_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*any*/, Tensor partial /*(P) f64*/);
 
 // ---- formats and copies
-void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x: the second kernel, where a producer cannot
+void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x, where x's producer wrote the plain form only
 void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);  // of FP8 codes
-// of FP8 codes: {all, at +-largest value, zeros, 0}; of more than kMostCounted the first, as counts have 32 bits
+// counts += {codes, those at +-largest, zeros, 0} of q; only of its first kMostCounted codes, as counts have 32 bits.
 inline constexpr int64_t kMostCounted = int64_t{1} << 30;
 void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);
 void convert(Stream&, Tensor y, Tensor x);        // y = x in another dtype
 void add(Stream&, Tensor y, Tensor a, Tensor b);  // y = a + b; y may be a or b; b may be of another dtype
+// y[i] = mean + std * normal(seed, stream, first + i), base/rng.h; std == 0 draws nothing.
 void init_normal(Stream&, Tensor y, double mean, double std, uint64_t seed, uint64_t stream, int64_t first);
-// y[i] = mean + std * normal(seed, stream, first + i): base/rng.h; std == 0 draws nothing
 
-// ---- the optimizer step. One record in device memory; a copy of it comes home with the log, a step late.
+// ---- the optimizer step. Its record lives in device memory; the host reads a copy a step later, for the log.
 struct StepState {
-  double loss = 0;        // summed over the valid targets of the global batch; the log divides it by their number
-  double squares = 0;     // of the gradients, times the loss scale's square
-  double aux = 0, z = 0;  // of a model with experts: balancing loss and z-loss, without coefficients; no part of `loss`
-  float norm = 0,
-        clip = 1;     // global norm before clipping; factor on every gradient, which takes off the loss scale too
-  uint32_t skip = 0;  // this step's update is left out: loss or norm is not finite, or a cast saw inf or NaN
+  double loss = 0;        // summed over the valid targets of the global batch; the log divides by their number
+  double squares = 0;     // sum of squares of the gradients, which the loss scale multiplies
+  double aux = 0, z = 0;  // models with experts: balancing loss and z-loss, without coefficients; not part of `loss`
+  float norm = 0;         // global gradient norm, before clipping and without the loss scale
+  float clip = 1;         // AdamW multiplies every gradient by it: clipping, and division by the loss scale
+  uint32_t skip = 0;      // this step makes no update: loss or norm is not finite, or an FP8 cast saw inf or NaN
   uint32_t nonfinite_casts = 0;       // written by update_scales
   uint32_t updates = 0, skipped = 0;  // since the start of the run
-  float loss_scale = 1;               // of the gradients under way; finish_gradients decides the next step's
+  float loss_scale = 1;               // of this step's gradients; finish_gradients sets the next step's
   uint32_t good_steps = 0;            // since a dynamic loss scale last changed
 };
-// norm = sqrt(squares) / loss_scale, clip, skip; then ++updates or ++skipped. growth_every > 0, a dynamic loss scale: a
-// step that is skipped halves it, to 1 at least; `growth_every` good steps in a row double it, to 2^24 at most.
+// Sets norm, clip and skip; then ++updates or ++skipped. growth_every > 0 (dynamic loss scaling): a skipped step halves
+// the loss scale, down to 1; `growth_every` good steps in a row double it, up to 2^24.
 //                                                          Micikevicius et al. 2017, arXiv:1710.03740
 void finish_gradients(Stream&, Tensor state /*(1 record, bytes)*/, double max_norm /*0: no clipping*/,
                       int64_t growth_every = 0);
 
 // AdamW, decoupled decay: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
 //   w -= lr * (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay * w),  g = clip * grad,  t = state.updates
-// Loshchilov & Hutter 2017, arXiv:1711.05101. bf16 masters and moments are rounded stochastically (counter-based).
-// Nothing at all is written when state.skip. Moments and masters are f64, f32 or bf16.
-struct AdamwPiece {  // a run of elements with the same decay and the same FP8 slot
+// Loshchilov & Hutter 2017, arXiv:1711.05101. Masters and moments are f64, f32 or bf16; bf16 is rounded stochastically
+// by counter-based random bits. Writes nothing at all when state.skip.
+struct AdamwPiece {  // consecutive elements with the same decay and the same FP8 slot
   Tensor master, m, v, grad;
-  Tensor weights{};          // plain copy of the master to be written, or none
-  uint32_t* amax = nullptr;  // max |master| after the update, or none
+  Tensor weights{};          // written too, unless none: the master in the plain type
+  uint32_t* amax = nullptr;  // raised to max |master| after the update, unless null
   double decay = 0;
-  uint64_t stream = 0;  // random stream of the parameter (its name's hash)
+  uint64_t stream = 0;  // random stream of the parameter (hash of its name)
   int64_t first = 0;    // index of the first element within the parameter
 };
 struct AdamwSettings {
@@ -171,20 +179,20 @@ struct AdamwSettings {
 };
 void adamw(Stream&, std::span<const AdamwPiece>, const AdamwSettings&, Tensor state);
 
-// ---- delayed scaling of all slots: the rule is formulas.h's delayed_scale(); then amax = 0. Scales stand 16 bytes
-// apart: cuBLASLt refuses others. A non-finite amax is counted in `nonfinite` and in the step's state.
+// ---- delayed scaling of all S slots by delayed_scale() (formulas.h); then amax = 0. Scales are 16 bytes apart, since
+// cuBLASLt wants them aligned so. A non-finite amax is counted in `nonfinite` and in the step's state.
 struct ScaleState {
   Tensor scale /*(S,4) f32 +=*/, amax /*(S) u32 +=*/, history /*(L,S) f32 +=*/, largest /*(S) f32*/,
       nonfinite /*(S) u32 +=*/;
   bool most_recent = false, te_compat = false, power_of_2 = false;
-  bool rescale = true;  // false: only the history moves (fp8.interval), but of a slot that was never used
+  bool rescale = true;  // false: only histories roll (fp8.interval), except of slots used for the first time
 };
 void update_scales(Stream&, const ScaleState&, Tensor state /*StepState, or none*/);
-// groups[g] = {first slot, their number}: a slot that was never used takes the smallest scale of those of its group
-// that were. Used is what has a newest maximum in its history; a history of one row keeps none, and there a scale that
-// is not 1 tells.
+// groups[g] = {first slot, number of slots}: a slot that was never used takes the smallest scale of the used ones in
+// its group. Used: the newest row of its history is not 0 (or its scale is not 1, as a history of one row keeps no
+// maxima).
 void lend_scales(Stream&, const ScaleState&, Tensor groups /*(G,2) i32*/);
-// *scale = largest / amax where 0 < amax < inf, else 1: the scale of a first cast, local to it
+// *scale = largest / amax where 0 < amax < inf, else 1: for a cast that has no history to take its scale from.
 void current_scale(Stream&, float* scale, const uint32_t* amax, float largest, bool power_of_2);
 
 }  // namespace octet::BACKEND

@@ -1,6 +1,6 @@
 #pragma once
-// The ProductShape of a call of gemm(), the key of the plan engine's list and of the gpu engine's plan cache; and the
-// kernel class of a product.
+// The ProductShape of a call of gemm(), by which the plan engine lists products and the gpu engine caches their plans;
+// and the kernel class of a product.
 #include "config/product.h"
 #include "ops/ops.h"
 
@@ -11,11 +11,11 @@ inline Kernel product_class(DType factor) {
   return factor == DType::bf16 || factor == DType::f16 ? Kernel::gemm_bf16 : Kernel::gemm_f32;
 }
 
-// The only dtype of bias that cuBLASLt adds in a product with these factors into d.
+// The only dtype of bias that cuBLASLt's epilogue adds to d, for these factors.
 inline DType epilogue_bias(DType factor, DType d) { return is_fp8(factor) ? DType::bf16 : d; }
 
-// As the gpu engine tunes and finds it: without what changes nothing (fast accumulation is FP8's) and without what a
-// kernel beside it adds (a bias of another dtype; the residual where d is added too).
+// The product as cuBLASLt computes it: without options of no effect (fast accumulation is FP8's alone) and without what
+// a kernel of ours adds (a bias of another dtype; the residual, where d is accumulated into).
 inline ProductShape shape_of(const GemmArgs& g) {
   return {.M = g.a.rows(),
           .N = g.b.rows(),

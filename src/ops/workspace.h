@@ -1,6 +1,6 @@
 #pragma once
-// Sizes of the workspaces that ops take, as functions of the target and the shapes: one rule for every engine, so that
-// the plan is exact to the byte.
+// Sizes of the workspaces that ops take, from the target and the shapes alone, so that the plan engine finds to the
+// byte what the gpu engine uses. Also which attention implementation runs, as the sizes depend on it.
 #include <algorithm>
 
 #include "ops/ops.h"
@@ -11,9 +11,10 @@ namespace octet::BACKEND {
 inline int64_t partial_rows(const Target& t) { return t.cuda ? 2 * t.multiprocessors : 16; }
 inline int64_t partial_sums(const Target& t) { return t.cuda ? 4 * t.multiprocessors : 64; }
 
-// Who attends on a card: cuDNN where these say so, else our kernels. Of the two, `automatic` takes what is faster on an
-// H200 (scripts/bench/RESULTS.md): our forward, and our backward of head size 64 or where bits must repeat.
-inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // by kernels made for it
+// Which attention runs on a GPU: cuDNN's where cudnn_attends_...() says so, else our kernels. AttentionKind::automatic
+// takes the faster of the two on an H200 (scripts/bench/RESULTS.md): our forward on Hopper, and our backward there for
+// head size 64 or where results must be deterministic.
+inline bool attention_on_hopper(const Target& t, const Attention& a, DType plain) {  // ours is the wgmma kernel
   return t.cuda && t.compute_capability / 10 == 9 && plain == DType::bf16 && (a.heads.D == 64 || a.heads.D == 128);
 }
 // Of more than 2^32 elements cuDNN 9.19's gradients are wrong, without a word. It gets tensors of less than 2^31 bytes,
@@ -34,10 +35,10 @@ inline bool cudnn_attends_backward(const Target& t, const Attention& a, DType pl
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !ours);
 }
 // Bytes of the attention workspaces.
-inline constexpr int64_t kCudnnSlack = int64_t{32} << 20;  // of cuDNN's own workspace, beyond what the formulas name
+inline constexpr int64_t kCudnnSlack = int64_t{32} << 20;  // cuDNN's own needs beyond the formulas below
 
-// What one call of cuDNN's deterministic backward takes of a batch: sequences and groups of heads. It keeps their T*T
-// scores, which fit into 1 GiB or are those of a single group.
+// cuDNN's deterministic backward keeps all T*T scores of what it is called with. So it is called with slices of the
+// batch, B sequences x G groups of heads, whose scores fit into 1 GiB (or are those of a single group).
 struct AttentionSlice {
   int64_t B = 1, G = 1, score_bytes = 0;
 };
@@ -54,16 +55,16 @@ inline AttentionSlice attention_slice(const Attention& a) {
   return s;
 }
 
-// Between Hopper's two backward kernels: of each tile of 64 query rows their log-sums, then their delta, fp32, of one
-// (batch, head) after the other; zeros beyond T.
+// What Hopper's dq kernel leaves for its dk, dv kernel: (B, H, row_tiles, 2, 64) f32, of every tile of 64 query rows
+// their -lse log2(e), then their delta; zeros beyond T.
 inline constexpr int64_t kRowStatistics = 2 * 64;
 inline int64_t row_tiles(int64_t T) { return (T + 63) / 64; }
 
 // The parts of the backward workspace, in this order, each starting at a multiple of 256 bytes.
 struct AttentionParts {
-  int64_t delta = 0;  // (B,H,T) f32, rowsum(do*o); Hopper's kernels: kRowStatistics of each tile of rows
-  int64_t dq = 0;     // (N,H*D) f32, where cuDNN sums dq over tiles of keys by atomic additions
-  int64_t own = 0;    // cuDNN's
+  int64_t delta = 0;  // rowsum(do*o), (B,H,T) f32; Hopper's kernels: the statistics above
+  int64_t dq = 0;     // (N,H*D) f32, into which cuDNN sums dq over tiles of keys by atomic additions
+  int64_t own = 0;    // cuDNN's own workspace
   int64_t total() const { return delta + dq + own; }
 };
 inline AttentionParts attention_backward_parts(const Target& t, const Attention& a, DType plain) {
@@ -81,16 +82,17 @@ inline AttentionParts attention_backward_parts(const Target& t, const Attention&
 }
 inline int64_t attention_forward_workspace(const Target& t, const Attention& a, DType plain) {
   if (cudnn_attends_forward(t, a, plain)) return kCudnnSlack;
-  return attention_on_hopper(t, a, plain) ? int64_t{sizeof(int32_t)} : 0;  // counts the tiles that blocks have taken
+  return attention_on_hopper(t, a, plain) ? int64_t{sizeof(int32_t)} : 0;  // the tile scheduler's counter
 }
 inline int64_t attention_backward_workspace(const Target& t, const Attention& a, DType plain) {
   return attention_backward_parts(t, a, plain).total();
 }
 
-// attention_decode on a card: parts into which the keys of a sequence are cut, so that few sequences still fill it. A
-// block has up to kDecodeHeads query heads of a group; a part is not worth its joining below kDecodeKeys keys. The
-// number follows from the positions that there is room for, so that every step is launched alike: a short sequence
-// leaves parts empty.
+// Split-KV of attention_decode on a GPU: into how many parts the keys of a sequence are split, so that few sequences
+// still fill the card. A thread block takes one part for up to kDecodeHeads query heads of a group; parts below
+// kDecodeKeys keys cost more to combine than they gain. The number depends on the cache's size, not on the sequences'
+// lengths, so that every step launches the same grid (and can be replayed as a CUDA graph): short sequences leave parts
+// empty.
 inline constexpr int64_t kDecodeHeads = 8, kDecodeKeys = 64, kDecodeParts = 64;
 inline int64_t decode_blocks(const Heads& h) { return h.G * ((h.H / h.G + kDecodeHeads - 1) / kDecodeHeads); }
 inline int64_t decode_parts(const Target& t, const Heads& h, int64_t B, int64_t positions) {
@@ -98,9 +100,10 @@ inline int64_t decode_parts(const Target& t, const Heads& h, int64_t B, int64_t 
   const int64_t most = (positions + kDecodeKeys - 1) / kDecodeKeys;
   return std::max<int64_t>(1, std::min({wanted, most, kDecodeParts}));
 }
-// First a counter for each block of a sequence: the parts that are done.
+// The workspace begins with a counter for each (sequence, decode block): how many of its parts are done.
 inline int64_t decode_counters(const Heads& h, int64_t B) { return (B * decode_blocks(h) * 4 + 255) / 256 * 256; }
-// Then of each part and head D sums, maximum and sum of weights. Room for any number of keys and for fewer sequences.
+// For each part and head follow D sums, the maximum and the sum of weights. Enough for any number of keys, and for any
+// smaller B.
 inline int64_t attention_decode_workspace(const Target& t, const Heads& h, int64_t B) {
   if (!t.cuda) return 0;
   const int64_t parts = std::min(B * kDecodeParts, 4 * t.multiprocessors / decode_blocks(h) + 1 + B);

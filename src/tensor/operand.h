@@ -1,12 +1,15 @@
 #pragma once
-// Operand: one matrix of a product, in any subset of the forms that the products reading it want.
+// Operand: one matrix in any subset of the forms that the matrix products reading it want: the plain type (bf16, fp32),
+// FP8, FP8 transposed.
 #include "tensor/tensor.h"
 
 namespace octet {
 
 enum class Precision : uint8_t { plain, fp8 };
 
-struct Slot {  // device scalars of one quantised tensor; amax null: do not measure (recomputation, evaluation)
+// The FP8 scale of one quantised tensor: code = round(x * *scale). amax null: do not measure (recomputation,
+// evaluation).
+struct Slot {
   float* scale = nullptr;
   uint32_t* amax = nullptr;  // bits of max |x|: non-negative floats order like their bits, and NaN > inf > finite
   DType format = DType::e4m3;
@@ -15,7 +18,7 @@ struct Forms {
   bool plain = false, q = false, q_t = false;
 };
 
-struct Factor {  // a GEMM reads a (rows, K) matrix; `transposed` says that t is stored as (K, rows)
+struct Factor {  // a (rows, K) matrix as gemm() reads it; transposed: t is stored as (K, rows)
   Tensor t;
   bool transposed = false;
   const float* scale_inv = nullptr;
@@ -24,17 +27,17 @@ struct Factor {  // a GEMM reads a (rows, K) matrix; `transposed` says that t is
 };
 
 struct Operand {
-  Tensor plain, q, q_t;        // (N,C), (N,C), (C,N)
-  float* scale_inv = nullptr;  // of *this* quantisation, written with it: slot.scale moves on, the stored bytes do not
+  Tensor plain, q, q_t;        // (N,C), (N,C), (C,N); q and q_t are FP8 codes
+  float* scale_inv = nullptr;  // 1 / the scale these codes were cast with: slot.scale changes with every update
   Slot slot;
   int64_t rows() const { return q_t ? q_t.cols() : q ? q.rows() : plain.rows(); }
   int64_t cols() const { return q_t ? q_t.rows() : q ? q.cols() : plain.cols(); }
-  Factor by_cols(Precision p) const {  // to be contracted over C
+  Factor by_cols(Precision p) const {  // to be contracted over its columns, C
     const Tensor t = p == Precision::fp8 ? q : plain;
     CHECK(t, "this operand has no such form");
     return {t, false, p == Precision::fp8 ? scale_inv : nullptr};
   }
-  Factor by_rows(Precision p) const {  // to be contracted over N
+  Factor by_rows(Precision p) const {  // to be contracted over its rows, N
     const Tensor t = p == Precision::fp8 ? q_t : plain;
     CHECK(t, "this operand has no such form");
     return {t, p == Precision::plain, p == Precision::fp8 ? scale_inv : nullptr};

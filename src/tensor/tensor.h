@@ -5,13 +5,15 @@
 #include <initializer_list>
 #include <ostream>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/float.h"
 
 namespace octet {
 
-enum class DType : uint8_t { f64, f32, f16, bf16, e4m3, e5m2, i32, u32 };  // f64: derivatives are checked in it (cpu)
+enum class DType : uint8_t { f64, f32, f16, bf16, e4m3, e5m2, i32, u32 };  // f64: for checking derivatives on the cpu
 constexpr size_t size_of(DType t) { return std::array<size_t, 8>{8, 4, 2, 2, 1, 1, 4, 4}[size_t(t)]; }
 constexpr const char* name_of(DType t) {
   return std::array{"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u32"}[size_t(t)];
@@ -20,45 +22,19 @@ constexpr DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32
 constexpr bool is_fp8(DType t) { return t == DType::e4m3 || t == DType::e5m2; }
 constexpr float largest(DType fp8) { return fp8 == DType::e4m3 ? e4m3::largest() : e5m2::largest(); }
 
+// DType's C++ types, in its order.
+using DTypes = std::tuple<double, float, f16, bf16, e4m3, e5m2, int32_t, uint32_t>;
+static_assert(std::tuple_size_v<DTypes> == size_t(DType::u32) + 1);
+template <class T, size_t i = 0>
+constexpr DType find_dtype() {
+  if constexpr (std::is_same_v<T, std::tuple_element_t<i, DTypes>>) return DType(i);
+  else return find_dtype<T, i + 1>();
+}
 template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct DTypeOf<f16> {
-  static constexpr DType value = DType::f16;
-};
-template <>
-struct DTypeOf<bf16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct DTypeOf<e4m3> {
-  static constexpr DType value = DType::e4m3;
-};
-template <>
-struct DTypeOf<e5m2> {
-  static constexpr DType value = DType::e5m2;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::i32;
-};
-template <>
-struct DTypeOf<uint32_t> {
-  static constexpr DType value = DType::u32;
-};
-template <class T>
-constexpr DType dtype_of = DTypeOf<T>::value;
+constexpr DType dtype_of = find_dtype<T>();
 
-// Calls f.operator()<T>() with that T of the list which stores `t`. The only dtype switch in the program; each engine
-// names the types that it has:   visit<float, bf16>(x.dtype, [&]<class T>() { … });
+// Calls f.operator()<T>() with the T of the list that stores `t`. The only dtype switch in the program; each caller
+// lists the types that it supports:   visit<float, bf16>(x.dtype, [&]<class T>() { … });
 template <class... Ts, class F>
 void visit(DType t, F&& f) {
   const bool found = ((t == dtype_of<Ts> && (f.template operator()<Ts>(), true)) || ...);

@@ -1,5 +1,5 @@
-// SwiGLU and GELU. With bf16 activations, exp and the reciprocal are the hardware's own (relative error about 1e-6, far
-// below bf16 and FP8); with fp32 they are correctly rounded, or nearly.
+// SwiGLU and GELU. With bf16 activations, exp and the reciprocal are the hardware's approximations (relative error
+// about 1e-6, far below that of bf16 and FP8); with fp32 they are those of formulas.h.
 #include "ops/formulas.h"
 #include "ops/gpu/instructions.cuh"
 #include "ops/gpu/producer.cuh"
@@ -8,15 +8,15 @@ namespace octet::BACKEND {
 
 namespace {
 
-// 1 / (1 + 2^-x): sigmoid(x log2(e)), so that a factor before it takes the logarithm's base in
+// 1 / (1 + 2^-x): sigmoid(x) = sigmoid2_approx(x log2(e)), where log2(e) can be merged into an earlier factor.
 __device__ inline float sigmoid2_approx(float x) { return reciprocal_approx(1.f + exp2_approx(-x)); }
 template <class T>
 __device__ inline float sigmoid_of(float x) {
   if constexpr (sizeof(T) == 4) return sigmoid(x);
   else return sigmoid2_approx(kLog2e * x);
 }
-// Phi(-z), z >= 0, as 2 to a polynomial: minimax of the relative error, 6e-6 for z < 4, loosened from there as the
-// value itself vanishes: 3e-5 at 6, 2e-3 at 8 (3e-16 of 6e-16). Beyond it goes to 0 faster than Phi.
+// Phi(-z), z >= 0, as 2 to the power of a polynomial, minimax in the relative error: 6e-6 for z < 4, then growing as
+// the value itself vanishes: 3e-5 at 6, 2e-3 at 8, where Phi is 6e-16. Beyond, it goes to 0 faster than Phi.
 __device__ inline float normal_tail_approx(float z) {
   float g = fmaf(-1.7654664e-6f, z, 6.03847997e-5f);
   g = fmaf(fmaf(g, z, -9.22415713e-4f), z, 8.48182108e-3f);
@@ -32,7 +32,7 @@ template <Gelu kKind, class T>
 __device__ inline float gelu_of(float x) {
   if constexpr (sizeof(T) == 4) return kKind == Gelu::exact ? gelu(x) : gelu_tanh(x);
   else if constexpr (kKind == Gelu::exact)
-    return fmaf(-fabsf(x), normal_tail_approx(fabsf(x)), fmaxf(x, 0.f));  // x Phi(x), with its digits on both sides
+    return fmaf(-fabsf(x), normal_tail_approx(fabsf(x)), fmaxf(x, 0.f));  // x Phi(x), accurate for x < 0 too
   else return x * sigmoid2_approx(gelu_tanh_argument2(x));                // (1 + tanh u)/2 = sigmoid(2u)
 }
 template <Gelu kKind, class T>
@@ -40,7 +40,7 @@ __device__ inline float gelu_grad_of(float x) {
   if constexpr (sizeof(T) == 4) return kKind == Gelu::exact ? gelu_grad(x) : gelu_tanh_grad(x);
   else if constexpr (kKind == Gelu::exact) {
     const float density = exp2_approx(-0.5f * kLog2e * x * x), z = fabsf(x);
-    const float below = fmaf(-0.39894228f * z, density, normal_tail_approx(z));  // at -|x|; both sides add up to 1
+    const float below = fmaf(-0.39894228f * z, density, normal_tail_approx(z));  // gelu'(-|x|) = 1 - gelu'(|x|)
     return x > 0 ? 1.f - below : below;
   }
   const float s = sigmoid2_approx(gelu_tanh_argument2(x));

@@ -1,4 +1,4 @@
-// Attention on the gpu: through cuDNN where it has the case, else by our own kernels.
+// Attention on the gpu: by cuDNN where ops/workspace.h says so and it supports the case, else by our own kernels.
 #include "device/gpu.h"
 #include "ops/gpu/attention.h"
 #include "ops/gpu/attention_kernels.h"

@@ -1,13 +1,13 @@
-// dk = scale * sum over queries of p (dp - delta) q,  dv = sum of p do: a thread block takes a tile of keys and goes
-// through the query tiles of every query head that reads them, so the sum over a group of heads is in registers. Scores
-// are computed transposed (keys are the rows): p and ds then already have the layout that the second products want.
+// dk = scale * sum over queries of p (dp - delta) q,  dv = sum of p do: a thread block takes a tile of keys and streams
+// the query tiles of every query head that reads them, so that the sum over a group of heads is in registers. Scores
+// are computed transposed (keys are the rows): p and ds then already have the layout of left factors.
 #include "ops/gpu/attention_backward.cuh"
 
 namespace octet::BACKEND {
 namespace {
 
-// kQueries of a tile, of which kStep are taken at a time; kKeep: k and v stay in registers;
-// kSplit: a block computes a kSplit-th of the columns of dk and dv, where all of them are too many for the registers
+// kQueries: queries of a tile, of which kStep are taken at a time; kKeep: k and v stay in registers; kSplit: a block
+// computes a kSplit-th of the columns of dk and dv, where all of them are too many for its registers
 template <int kD_, int kQueries_, int kStep_, int kWarps_, int kM_, bool kKeep_, int kSplit_, int kBlocks_>
 struct Form {
   static constexpr int kD = kD_, kQueries = kQueries_, kStep = kStep_, kWarps = kWarps_, kM = kM_, kSplit = kSplit_,
@@ -16,7 +16,7 @@ struct Form {
   static constexpr int kThreads = kWarps * 32, kRows = kWarps * kM * 16;
   static constexpr int kRowTileBytes = kRows * kRowBytes<kD>, kQueryBytes = kQueries * kRowBytes<kD>;
   static constexpr int kStageBytes = 2 * kQueryBytes;  // q and do
-  // k and v that stay in registers pass through the stages' memory
+  // where k and v stay in registers, they pass through the memory of the stages
   static constexpr int kTileBytes =
       kKeep ? std::max(2 * kStageBytes, 2 * kRowTileBytes) : 2 * kStageBytes + 2 * kRowTileBytes;
   static constexpr int kSharedBytes = kTileBytes + 4 * kQueries * 4;  // two stages of lse and delta
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
   p.schedule.pick(int(blockIdx.x) / F::kSplit, &tile, &head);
   const int part = int(blockIdx.x) % F::kSplit, group = p.H / p.G;
   const int b = head / p.G, g = head % p.G, row0 = tile * F::kRows;
-  const int first = row0 / kQueries;  // tiles of queries; those of all heads of the group follow each other
+  const int first = row0 / kQueries;  // tiles of queries, the same for every head of the group
   const int tiles = int(min(int64_t(p.T), int64_t(row0) + F::kRows - 1 + p.mask.window) - 1) / kQueries - first + 1;
   const int64_t width = p.layout.width, out_width = int64_t(p.H) * p.D, sequence = int64_t(b) * p.T;
   const int64_t k_at = (sequence + row0) * width + p.layout.k0 + g * p.layout.kv_step;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
     copies_wait<0>();
     __syncthreads();
     k.load(), v.load();
-    __syncthreads();  // everyone has k and v, whose place the stages take
+    __syncthreads();  // all warps have read k and v, whose place the stages take
   }
   load(0);
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
   float dk[kM][kColumns / 8][4] = {}, dv[kM][kColumns / 8][4] = {};
   for (int i = 0; i < n_tiles; ++i) {
     copies_wait<0>();
-    __syncthreads();  // tile i is there; everyone is done with i - 1, whose place i + 1 takes
+    __syncthreads();  // tile i has arrived; all warps are done with i - 1, whose place i + 1 takes
     if (i + 1 < n_tiles) load(i + 1);
     const uint32_t q_lane = lane_address<kD>(stages + (i & 1) * F::kStageBytes, 0), do_lane = q_lane + F::kQueryBytes;
     const float* lse = rows + (i & 1) * 2 * kQueries;
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
       product_nn<kD>(dk, dp, q_lane + to_step, part * kColumns / 16);
     }
   }
-  __syncthreads();  // the stages become the way out
+  __syncthreads();  // the results leave through the memory of the stages
   constexpr int kChunks = kColumns / 8;
   const int64_t valid = p.T - row0;
   store_rows<kD>(

@@ -4,7 +4,7 @@
 namespace octet::BACKEND {
 namespace {
 
-// kKeys of a tile, of which kStep are taken at a time; kKeep: q and do stay in registers
+// kKeys: keys of a tile, of which kStep are taken at a time; kKeep: q and do stay in registers
 template <int kD_, int kKeys_, int kStep_, int kWarps_, int kM_, bool kKeep_, int kBlocks_>
 struct Form {
   static constexpr int kD = kD_, kKeys = kKeys_, kStep = kStep_, kWarps = kWarps_, kM = kM_, kBlocks = kBlocks_;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __gri
   float dq[kM][kD / 8][4] = {};
   for (int j = last; j >= first; --j) {
     copies_wait<0>();
-    __syncthreads();  // tile j is there; everyone is done with j + 1, whose place j - 1 takes
+    __syncthreads();  // tile j has arrived; all warps are done with j + 1, whose place j - 1 takes
     if (j > first) load(j - 1);
     if (j == last) q.load(), d_o.load();
     const uint32_t stage = stages + (j & 1) * 2 * F::kKeyBytes;

@@ -1,7 +1,6 @@
 // Attention with fp32 storage in fp32 arithmetic, for verification: tiles of 32 x 32 scores (16 x 16 where shared
-// memory is too small for those), eight threads a row, memory linear in T. Thread x of a row r has the row's score
-// columns x, x
-// + 8, .. and, of what it sums, elements x, x + 8, ..
+// memory is too small for those), eight threads a row, memory linear in T. Thread x of a row holds its score columns x,
+// x + 8, ... and the elements x, x + 8, ... of its sums.
 #include "device/gpu.h"
 #include "device/gpu_code.h"
 #include "ops/gpu/attention_kernels.h"
@@ -19,7 +18,7 @@ struct Params {
   int64_t width, q_step, kv_step, k0, v0, out_width;
   int H, G, T, D, window;
   float scale;
-  __device__ int pitch() const { return D + 1; }  // odd or not: rows start in different banks, D being a multiple of 8
+  __device__ int pitch() const { return D + 1; }  // D is a multiple of 8: rows start in different banks
   __device__ bool sees(int row, int column) const {
     return column <= row && row < T && (window == 0 || column > row - window);
   }
@@ -43,8 +42,8 @@ __device__ void scores(const Params& p, float (&s)[kColumns], const float* x, co
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) s[i] = fmaf(x[r * p.pitch() + d], y[(c + 8 * i) * p.pitch() + d], s[i]);
 }
-// sum[i] += sum over the tile's columns of s[r][column] * y[column][x + 8 i]; s goes through the row's part of
-// `shared_s`
+// sum[i] += sum over the tile's columns of s[r][column] * y[column][x + 8 i]; the threads of a row exchange s through
+// shared_s
 template <int kColumns>
 __device__ void accumulate(const Params& p, float (&sum)[kElements], const float (&s)[kColumns], const float* y,
                            float* shared_s) {
@@ -69,7 +68,7 @@ __device__ float row_max(float v) {
   return v;
 }
 
-struct Place {  // of a block: blockIdx.x tile of rows, blockIdx.y head, blockIdx.z sequence
+struct Place {  // of a thread: blockIdx.x is the tile of rows, blockIdx.y the head, blockIdx.z the sequence
   int row0, r, x, row;
   int64_t sequence;
   __device__ Place(const Params& p, int tile)
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(kThreads<kTile>) dq_f32(const Params p) {
     if (8 * i < p.D) p.dqkv[(at.sequence + at.row) * p.width + h * p.q_step + at.x + 8 * i] = dq[i];
 }
 
-// Here rows are keys and columns queries, of every query head of the group.
+// Here rows are keys, and columns are the queries of every query head of the group.
 template <int kTile>
 __global__ void __launch_bounds__(kThreads<kTile>) dkv_f32(const Params p) {
   constexpr int kColumns = kTile / 8;

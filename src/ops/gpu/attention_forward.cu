@@ -1,6 +1,6 @@
-// Attention forward in bf16 on tensor cores (FlashAttention-2): a thread block takes a tile of query rows of one head
-// and goes through the keys in tiles, double-buffered, with a running maximum and sum of each row; scores are never
-// stored. Scores are kept in base 2: p = 2^(s * scale * log2(e) - row maximum).
+// Attention forward in bf16 by mma.sync (FlashAttention-2): a thread block takes a tile of query rows of one head and
+// streams the keys and values in double-buffered tiles, with a running maximum and sum for each row. Scores are in base
+// 2: p = 2^(s * scale * log2(e) - row maximum).
 #include "ops/gpu/attention_kernels.h"
 #include "ops/gpu/attention_tiles.cuh"
 
@@ -18,7 +18,7 @@ struct Forward {
   float scale;  // of base-2 scores
 };
 
-// Running softmax of the 16 kM rows of a warp; a lane has kM * 2 rows, and its own part of each row's sum.
+// Online softmax of the 16 kM rows of a warp; a lane has 2 kM rows, and a partial sum of each.
 template <int kM>
 struct RunningSoftmax {
   float maximum[kM][2], sum[kM][2];
@@ -26,8 +26,7 @@ struct RunningSoftmax {
 #pragma unroll
     for (int i = 0; i < 2 * kM; ++i) maximum[i / 2][i % 2] = -INFINITY, sum[i / 2][i % 2] = 0;
   }
-  // s becomes p, o is rescaled to the new maximum. A row may have seen nothing but masked keys: its maximum is -inf
-  // then.
+  // s becomes p, o is rescaled to the new maximum. The maximum of a row that has seen masked keys only is -inf.
   template <int kN, int kO>
   __device__ void step(float (&s)[kM][kN][4], float (&o)[kM][kO][4], float scale) {
 #pragma unroll
@@ -55,7 +54,7 @@ struct RunningSoftmax {
         for (int n = 0; n < kO; ++n) o[m][n][2 * half] *= shrink, o[m][n][2 * half + 1] *= shrink;
       }
   }
-  __device__ void finish() {  // the whole row's sum
+  __device__ void finish() {  // sums over the quad
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -66,7 +65,8 @@ struct RunningSoftmax {
   }
 };
 
-// kD head size, padded; kKeys of a tile; kM * 16 rows a warp; kKeepQ: q stays in registers
+// kD: padded head size; kKeys: keys of a tile; kM: a warp has 16 kM rows; kKeepQ: q stays in registers; kBlocks: thread
+// blocks an SM
 template <int kD_, int kKeys_, int kWarps_, int kM_, bool kKeepQ_, int kBlocks_>
 struct Form {
   static constexpr int kD = kD_, kKeys = kKeys_, kWarps = kWarps_, kM = kM_, kBlocks = kBlocks_;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) forward_kernel(const 
   float o[kM][kD / 8][4] = {};
   for (int j = last; j >= first; --j) {  // the diagonal first
     copies_wait<0>();
-    __syncthreads();  // tile j is there; everyone is done with j + 1, whose place j - 1 takes
+    __syncthreads();  // tile j has arrived; all warps are done with j + 1, whose place j - 1 takes
     if (j > first) load(j - 1);
     if (j == last) q.load();
     if (p.mask.none(row0 + warp_row, kM * 16, j * kKeys, kKeys)) continue;

@@ -1,9 +1,10 @@
-// Attention forward in bf16 for Hopper, head sizes 64 and 128: bulk copies, wgmma and specialised warps.
+// Attention forward in bf16 for Hopper, head sizes 64 and 128: TMA, wgmma and warp specialisation.
 //                                                            Shah et al. 2024 (FlashAttention-3), arXiv:2407.08608
-// One thread of the first warpgroup keeps keys and values coming through rings of stages; each other warpgroup has 64
-// query rows of the block's row tile. It goes through the tiles of keys from its diagonal backwards: the scores
-// s = q k^T of a tile are under way on the tensor cores together with o += p v of the tile before, and while they are,
-// another warpgroup computes its softmax; warpgroups take turns at starting products. Blocks are persistent.
+// One thread of the producer warpgroup loads keys and values into two rings of stages. Each consumer warpgroup owns a
+// strip of 64 query rows of the block's row tile, and goes through the tiles of keys from its diagonal backwards: it
+// issues s = q k^T of a tile together with o += p v of the tile before, and while the tensor cores work on them,
+// another warpgroup computes its softmax. The warpgroups take turns at issuing products ("ping-pong"). Thread blocks
+// are persistent.
 #include "ops/gpu/attention_forward_strips.cuh"
 #include "ops/gpu/attention_kernels.h"
 #include "ops/gpu/tensor_map.h"
@@ -18,7 +19,7 @@ __device__ inline void init_barriers(uint32_t shared) {
     mbarrier_init(shared + F::kQFull + g * 8, 1);
     mbarrier_init(shared + F::kQEmpty + g * 8, 4);
   }
-  for (int s = 0; s < 2 * F::kStages; ++s) {  // those of keys, then those of values
+  for (int s = 0; s < 2 * F::kStages; ++s) {  // stages of keys, then of values
     mbarrier_init(shared + F::kKFull + s * 16, 1);
     mbarrier_init(shared + F::kKFull + s * 16 + 8, 4 * F::kGroups);
   }
@@ -28,7 +29,7 @@ __device__ inline void init_barriers(uint32_t shared) {
 
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other cards never get here
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // never launched on other cards
   extern __shared__ uint8_t raw_tiles[];
   const uint32_t shared = (shared_address(raw_tiles) + 1023) & ~1023u;
   if (threadIdx.x == 0) init_barriers<F>(shared);

@@ -1,15 +1,16 @@
 #pragma once
-// What the blocks of attention_forward_hopper.cu share: shapes of tiles, the order of work, and how keys, values and
-// rows of q come to shared memory.
+// The producer side of attention_forward_hopper.cu, and what it shares with the consumers
+// (attention_forward_strips.cuh): tile sizes, the layout of shared memory, the order of work.
 #include "ops/gpu/attention_tiles.cuh"
 #include "ops/gpu/hopper.cuh"
 #include "ops/gpu/wgmma.cuh"
 
 namespace octet::BACKEND::hopper {
 
-constexpr int kStrip = 64;  // query rows of a warpgroup
+constexpr int kStrip = 64;  // query rows of a consumer warpgroup
 
-// kGroups: warpgroups that compute; kBefore: quarters of a tile's exponentials that come before the wait for p v.
+// kGroups: consumer warpgroups; kBefore: how many quarters of a tile's exponentials are computed before the wait for p
+// v.
 template <int kD_, int kGroups_, int kKeys_, int kStages_, int kBefore_>
 struct ForwardForm {
   static constexpr int kD = kD_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_, kBefore = kBefore_;
@@ -22,15 +23,16 @@ struct ForwardForm {
   static constexpr int kQFull = kV + kStages * kKeyBytes, kQEmpty = kQFull + kGroups * 8;
   static constexpr int kKFull = kQEmpty + kGroups * 8, kVFull = kKFull + kStages * 16, kTile = kVFull + kStages * 16;
   static constexpr int kSharedBytes = kTile + kGroups * 4 + 1024;  // 1024: for alignment
-  // A strip lies within one tile of keys: that holds the diagonal of all its rows, so that each row sees a key there.
+  // The keys at the positions of a strip's rows are within one tile, so that every row attends to a key of its first
+  // tile.
   static_assert(kKeys % kStrip == 0 && kD % 64 == 0 && kSharedBytes <= 232448);
 };
 
 struct ForwardParams {
-  CUtensorMap q, keys;  // of qkv (width, T, B), in blocks of 64 columns: kStrip rows, kKeys rows
-  CUtensorMap o;        // (H*D, T, B), kStrip rows
+  CUtensorMap q, keys;  // of qkv (width, T, B), in boxes of 64 columns x kStrip rows, and x kKeys rows
+  CUtensorMap o;        // (H*D, T, B), in boxes of 64 columns x kStrip rows
   float* lse;           // (B, H, T)
-  int* taken;           // row tiles after the first of each block; null if there are none
+  int* taken;           // counts row tiles taken beyond each block's first; null if there are no more
   Schedule schedule;
   Mask mask;
   int H, group, T;
@@ -52,7 +54,7 @@ __device__ inline bool find(const ForwardParams& p, int at, RowTile& t) {
 }
 
 template <class F, int kTiles, int kFull>
-struct KeyRing {  // of stages of keys, or of values
+struct KeyRing {  // a ring of stages of keys, or of values
   uint32_t shared;
   int stage = 0;
   uint32_t parity = 0;
@@ -63,7 +65,7 @@ struct KeyRing {  // of stages of keys, or of values
   __device__ void step() {
     if (++stage == F::kStages) stage = 0, parity ^= 1;
   }
-  __device__ void load(const ForwardParams& p, int column, int tile_of_keys, int b) {  // by one thread
+  __device__ void load(const ForwardParams& p, int column, int tile_of_keys, int b) {  // by the producer thread
     mbarrier_wait(empty(), parity ^ 1);
     mbarrier_expect(full(), F::kKeyBytes);
 #pragma unroll
@@ -71,15 +73,15 @@ struct KeyRing {  // of stages of keys, or of values
       tma_load(tile() + c * F::kKeyBlock, p.keys, column + c * 64, tile_of_keys * F::kKeys, b, full());
     step();
   }
-  __device__ void wait() const { mbarrier_wait(full(), parity); }  // by those who compute
-  __device__ uint32_t next() {                                     // what to release() when the tile has been read
+  __device__ void wait() const { mbarrier_wait(full(), parity); }  // by the consumers
+  __device__ uint32_t next() {                                     // -> the barrier to release() once the tile is read
     const uint32_t read = empty();
     step();
     stage = uniform(stage), parity = uniform(int(parity));
     return read;
   }
 };
-__device__ inline void release(uint32_t barrier) {  // a warp's part
+__device__ inline void release(uint32_t barrier) {  // by each warp
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 template <class F>
@@ -87,7 +89,8 @@ using Keys = KeyRing<F, F::kK, F::kKFull>;
 template <class F>
 using Values = KeyRing<F, F::kV, F::kVFull>;
 
-// Which row tile comes next is handed to the warpgroups together with their rows of q; at the end, without.
+// Loads the strips of q, and passes the consumers the number of their row tile with it; at the end, a number beyond the
+// last and no q.
 template <class F>
 __device__ inline void load_q(const ForwardParams& p, uint32_t shared, int at, const RowTile* t, uint32_t parity) {
   for (int g = 0; g < F::kGroups; ++g) {
@@ -102,7 +105,7 @@ __device__ inline void load_q(const ForwardParams& p, uint32_t shared, int at, c
   }
 }
 
-// Longest row tiles first; a block takes its next one early, when it begins to load another.
+// The block's row tiles, the longest first. The number of the next one is fetched while the present one is loaded.
 template <class F>
 __device__ inline void produce(const ForwardParams& p, uint32_t shared) {
   Keys<F> k(shared);

@@ -1,5 +1,5 @@
 #pragma once
-// How a warpgroup of attention_forward_hopper.cu computes a strip of query rows.
+// The consumer side of attention_forward_hopper.cu: how a warpgroup computes its strip of query rows.
 #include "ops/gpu/attention_forward_hopper.cuh"
 #include "ops/gpu/attention_softmax.cuh"
 
@@ -32,7 +32,7 @@ __device__ inline void round_to(uint32_t (&p)[kCount / 8][4], const float (&s)[k
 }
 
 template <class F>
-struct Turns {  // of the warpgroups, at starting products
+struct Turns {  // of the warpgroups at issuing products
   int group;
   __device__ explicit Turns(int g) : group(g) {
     if (group == F::kGroups - 1) pass();
@@ -41,15 +41,15 @@ struct Turns {  // of the warpgroups, at starting products
   __device__ void pass() const {
     asm volatile("bar.arrive %0, 256;" ::"r"(barrier_of(group + 1 == F::kGroups ? 0 : group + 1)) : "memory");
   }
-  __device__ void end() const {  // of the last turn, nobody waits
+  __device__ void end() const {  // takes the last pass(), for which no warpgroup waits
     if (group == 0) take();
   }
-  // Those before are warpgroup_sync's.
+  // Named barriers; the lower numbers are warpgroup_sync's.
   static __device__ int barrier_of(int g) { return 1 + F::kGroups + g; }
 };
 
 template <class F>
-struct Strips {  // those that a warpgroup computes
+struct Strips {  // the strips that a warpgroup computes, one of each row tile
   const ForwardParams& p;
   uint32_t shared;
   int group, warp_row;  // first row of the warp in a strip
@@ -69,7 +69,7 @@ struct Strips {  // those that a warpgroup computes
   __device__ bool next(RowTile& t, uint32_t parity) const {
     int at = 0;
     mbarrier_wait(shared + F::kQFull + group * 8, parity);
-    if (threadIdx.x % 32 == 0)  // the lane that gives the place back: its arrival vouches for its own reading alone
+    if (threadIdx.x % 32 == 0)  // only the lane that later releases this place, which covers its own reads alone
       asm volatile("ld.shared.b32 %0, [%1];" : "=r"(at) : "r"(shared + F::kTile + group * 4) : "memory");
     return find<F>(p, uniform(at), t);
   }
@@ -77,7 +77,7 @@ struct Strips {  // those that a warpgroup computes
   __device__ void compute(const RowTile& t) {
     const int row0 = t.row0 + group * kStrip;
     const int last = min(t.last, (row0 + kStrip - 1) / F::kKeys);
-    const int first = min(last, max(0, row0 - p.mask.window + 1) / F::kKeys);  // beyond T there is nothing to see
+    const int first = min(last, max(0, row0 - p.mask.window + 1) / F::kKeys);  // min: for rows beyond T
     for (int n = t.last; n > last; --n) skip();
     const uint64_t q = descriptor(shared + group * F::kStripBytes, false);
     float o[F::kD / 2] = {}, s[F::kKeys / 2];
@@ -137,8 +137,8 @@ struct Strips {  // those that a warpgroup computes
   }
 
  private:
-  // Of all products under way, but not before x is known. ptxas puts a wait ahead of what it takes for independent, and
-  // so of the exponentials that shall be computed meanwhile; over a trap it moves nothing. x, a sum of exponentials, is
+  // Waits for all products, but not before x is known. ptxas would move the wait ahead of the exponentials, which do
+  // not depend on it and are to be computed meanwhile; it moves nothing across a trap. x, a sum of exponentials, is
   // never negative.
   static __device__ void wait_after(float x) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p trap;\n}" ::"f"(x) : "memory");
@@ -165,10 +165,10 @@ struct Strips {  // those that a warpgroup computes
     }
   }
 
-  // Through shared memory, swizzled like the other tiles, by a bulk copy that is under way during the next row tile.
+  // Through shared memory, swizzled like the other tiles, by a TMA store that overlaps the next row tile.
   __device__ void store(const RowTile& t, int row0, const float (&o)[F::kD / 2], const LaggingSoftmax& softmax) const {
     int lane = int(threadIdx.x) % 32;
-    asm volatile("" : "+r"(lane));  // addresses are computed here: no registers are kept for them in the loop above
+    asm volatile("" : "+r"(lane));  // so that addresses are computed here and take no registers in the loop above
     const bool starts = threadIdx.x % 128 == 0;
     const float factor[2] = {1 / softmax.sum[0], 1 / softmax.sum[1]};
     const uint32_t tile = shared + F::kO + group * F::kStripBytes;

@@ -1,22 +1,22 @@
 #pragma once
-// Softmax of attention over the tiles of a row, in base 2 and in registers as wgmma leaves them: p = 2^(s * scale -
-// base). The base of a row is a maximum of its scores, but one that may lag: o and the sum are rescaled only when a row
-// of the warp has grown beyond it by kLag, which is rare after the first tiles. p stays below 2^kLag, with the relative
-// precision that it has below 1.
+// Online softmax over the tiles of a row, in base 2, on wgmma's accumulators: p = 2^(s * scale - base). The base of a
+// row is a running maximum that may lag behind: o and the sum are rescaled only when a score of the warp exceeds its
+// base by more than kLag (in base 2), which is rare after the first tiles. Until then p may be as large as 2^kLag, at
+// the same relative precision.
 #include "ops/gpu/attention_tiles.cuh"
 
 namespace octet::BACKEND {
 
-struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has its own part
+struct LaggingSoftmax {  // of the two rows of a lane; each lane of a quad has a partial sum
   static constexpr float kLag = 8;
   float base[2], sum[2], shrink[2];
 
   template <int kCount>
-  __device__ void start(const float (&s)[kCount], float scale) {  // each row sees some key of the first tile
+  __device__ void start(const float (&s)[kCount], float scale) {  // in the first tile no row is masked altogether
 #pragma unroll
     for (int half = 0; half < 2; ++half) base[half] = of_row(top(s, half)) * scale, sum[half] = 0;
   }
-  // Before exponentials of the next tile. True for the whole warp where o is to be multiplied by `shrink`.
+  // Before the exponentials of a tile. Returns, for the whole warp, whether o has to be multiplied by `shrink`.
   template <int kCount>
   __device__ bool step(const float (&s)[kCount], float scale) {
     const float m[2] = {top(s, 0), top(s, 1)};
@@ -32,7 +32,7 @@ struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has
     }
     return any;
   }
-  // s becomes p, in a part of the columns: quarters kFrom to kTo
+  // s becomes p in quarters kFrom to kTo - 1 of the columns.
   template <int kFrom, int kTo, int kCount>
   __device__ void exponentiate(float (&s)[kCount], float scale) {
 #pragma unroll
@@ -48,7 +48,7 @@ struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has
       sum[half] += part;
     }
   }
-  __device__ void finish() {  // the whole row's sum
+  __device__ void finish() {  // sums over the quad
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
@@ -71,7 +71,7 @@ struct LaggingSoftmax {  // of the two rows of a lane; of their sums, a lane has
   }
 };
 
-// Of scores whose rows begin at `row`, columns at `column`: what lies after each row's own position, or before its
+// Masks scores whose rows begin at `row` and columns at `column`: keys after a row's own position, or before its
 // window.
 enum class Side { after, before };
 template <Side kSide, int kCount>

@@ -1,11 +1,11 @@
 #pragma once
-// Building blocks of the bf16 attention kernels: tiles in shared memory, fragments in registers, products of tensor
-// cores.
+// Building blocks of the bf16 attention kernels for mma.sync: tiles in shared memory, fragments in registers, products;
+// and the order of tiles and the mask, which all bf16 kernels share.
 //
 // A tile has rows of kPitch elements: the head size, padded with zeros to a multiple of 64. Its 16-byte chunks are
-// swizzled: chunk c of row r lies at place c ^ (r % 8), so the eight rows that ldmatrix reads at once come from eight
-// different groups of banks. A warp multiplies fragments of 16 x 16: one lane address (lane_address) serves all three
-// of their roles:
+// swizzled: chunk c of row r lies at place c ^ (r % 8), so that the eight rows that ldmatrix reads at once come from
+// eight different groups of banks. A warp multiplies fragments of 16 x 16; a single address per lane (lane_address)
+// serves all three of their roles:
 //   A (rows, k)                 ldmatrix        -> a[0..3] of one mma
 //   B (columns, k), "x y^T"     ldmatrix        -> (b[0], b[2]) and (b[1], b[3]) of two mma, 8 columns each
 //   B (k, columns), "x y"       ldmatrix.trans  -> (b[0], b[1]) and (b[2], b[3])
@@ -32,12 +32,12 @@ struct QkvLayout {  // element offsets in a row of qkv: linear in the head, as H
       : width(h.width()), q_step(h.q(1)), kv_step(h.k(1) - h.k(0)), k0(h.k(0)), v0(h.v(0)) {}
 };
 
-// Which tile a thread block takes. Heads are taken in sections whose keys and values stay in the L2 cache; within a
-// section the longest tiles come first, so that the short ones fill the gaps at the end. With few blocks those gaps
-// cost more than memory does: then all heads are one section.
+// Which tile a thread block takes. Heads are processed in sections whose keys and values fit into L2; within a section
+// the longest tiles come first, so that short ones fill the gaps at the end. With few blocks these gaps cost more than
+// memory traffic does: then all heads form one section.
 struct Schedule {
-  int tiles, heads, section;  // row tiles of a head; heads of all sequences; heads of a section
-  bool longest_last;
+  int tiles, heads, section;  // row tiles of a head; heads of all sequences together; heads of a section
+  bool longest_last;          // the last tile of a head is the longest one: taken first
   __device__ void pick(int block, int* tile, int* head) const {
     const int s = block / (section * tiles), first = s * section, n = min(section, heads - first);
     const int r = block - first * tiles;
@@ -53,7 +53,7 @@ inline Schedule schedule(int64_t T, int rows, int64_t heads, int64_t bytes_per_h
   return {int(tiles), int(heads), int(tiles * heads < kFewBlocks ? heads : section), longest_last};
 }
 
-// Asynchronous copies of 16 or 4 bytes; zeros where not valid.
+// cp.async of 16 or 4 bytes; zeros where not valid.
 template <int kBytes>
 __device__ inline void copy_async(uint32_t dst, const void* src, bool valid) {
   if constexpr (kBytes == 16)
@@ -92,7 +92,7 @@ __device__ inline uint32_t lane_address(uint32_t tile, int first_row) {
   const int lane = int(threadIdx.x) % 32;
   return tile + tile_offset<kD>(first_row + lane % 16, lane / 16);
 }
-// The fragment at row 16 i, element 16 k of a tile. XOR moves along a swizzled row; tiles are aligned to a row.
+// The address of the fragment at row 16 i, element 16 k of a tile. In a swizzled row one moves by XOR.
 template <int kD>
 __device__ inline uint32_t fragment_at(uint32_t lane, int i, int k) {
   return (lane ^ uint32_t(k << 5)) + uint32_t(i * 16 * kRowBytes<kD>);
@@ -111,7 +111,7 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
   mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-// The rows of A that a warp multiplies, 16 kM of them: read again from shared memory at each use, or kept in registers.
+// A warp's 16 kM rows of A: read from shared memory at each use, or kept in registers.
 template <int kD, int kM, bool kInRegisters>
 struct RowFragments {
   uint32_t lane;
@@ -140,7 +140,7 @@ struct RowFragments<kD, kM, true> {
   }
 };
 
-// c (16 kM, 8 kN) = x y^T;  y: rows of a tile, from the lane address on
+// c (16 kM, 8 kN) = x y^T;  y: 8 kN rows of a tile
 template <int kD, int kM, int kN, class X>
 __device__ inline void product_nt(float (&c)[kM][kN][4], const X& x, uint32_t y_lane) {
 #pragma unroll
@@ -166,7 +166,8 @@ __device__ inline void product_nt(float (&c)[kM][kN][4], const X& x, uint32_t y_
   }
 }
 
-// c (16 kM, 8 kN) += p y;  p (16 kM, 8 kK): accumulators, rounded to bf16;  y: rows of a tile, from element 16 first on
+// c (16 kM, 8 kN) += p y;  p (16 kM, 8 kK): accumulators, rounded to bf16;  y: 8 kK rows of a tile, from element
+// 16 * first on
 template <int kD, int kM, int kK, int kN>
 __device__ inline void product_nn(float (&c)[kM][kN][4], const float (&p)[kM][kK][4], uint32_t y_lane, int first) {
 #pragma unroll
@@ -192,8 +193,8 @@ __device__ inline void product_nn(float (&c)[kM][kN][4], const float (&p)[kM][kK
   }
 }
 
-// y[row] = c * factor(m, half) for the warp's 16 kM rows, from chunk first_chunk on; through `tile`, whose rows only
-// this warp uses, so that global memory sees 16 bytes a lane. `row0` is the warp's first row in the tile and in y.
+// y[row] = c * factor(m, half) for the warp's 16 kM rows, from chunk first_chunk on. The values pass through `tile`,
+// whose rows only this warp uses, so that each lane stores 16 bytes. row0: the warp's first row in the tile and in y.
 template <int kD, int kM, int kN, class Factor>
 __device__ inline void store_rows(const float (&c)[kM][kN][4], Factor&& factor, uint32_t tile, int row0, bf16* y,
                                   int64_t stride, int64_t valid_rows, int D, int first_chunk = 0) {
@@ -226,7 +227,8 @@ __device__ inline void store_rows(const float (&c)[kM][kN][4], Factor&& factor, 
   __syncwarp();
 }
 
-// How many of the query rows and key columns of a tile see each other: none, all, or some, which then needs the mask.
+// The causal mask with a window: whether none or all of the query rows of a tile attend to its key columns; if it is
+// neither, the mask has to be applied.
 struct Mask {
   int window;  // a column c is seen by rows c .. c + window - 1
   __device__ bool sees(int row, int column) const { return column <= row && column > row - window; }
@@ -237,7 +239,7 @@ struct Mask {
     return column0 + columns - 1 <= row0 && column0 > row0 + rows - 1 - window;
   }
 };
-// What the mask hides in a tile of scores, whose rows are those of queries, or those of keys where it is transposed.
+// Sets masked scores of a tile to `hidden`. The rows of the tile are queries, or keys if it is transposed.
 enum class Rows { queries, keys };
 template <Rows kRows = Rows::queries, int kM, int kN>
 __device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int column0, float hidden = -INFINITY) {

@@ -1,4 +1,4 @@
-// Stands in for cudnn_attention.cu in a build without cuDNN.
+// Replaces cudnn_attention.cu in builds without cuDNN.
 #include "ops/gpu/attention.h"
 #include "ops/tune.h"
 

@@ -1,4 +1,4 @@
-// How many codes of an FP8 matrix lie at the ends of its format: 16 codes a load, integer sums.
+// Counts the codes of an FP8 tensor at the ends of its format (largest values, zeros): 16 codes a load, integer sums.
 #include "ops/gpu/vector.cuh"
 
 namespace octet::BACKEND {
@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(256)
     take(v.x), take(v.y), take(v.z), take(v.w);
   }
   for (int64_t i = packs * 16 + first; i < n; i += stride)
-    take(q[i] | 0x01010100u);  // three bytes that count for nothing
+    take(q[i] | 0x01010100u);  // the other three bytes are neither
   largest = __reduce_add_sync(0xffffffffu, largest);
   zeros = __reduce_add_sync(0xffffffffu, zeros);
   if (threadIdx.x % 32 != 0) return;
-  if (largest) atomicAdd(counts + 1, largest);  // integers: no order to keep
+  if (largest) atomicAdd(counts + 1, largest);  // integers: the order does not matter
   if (zeros) atomicAdd(counts + 2, zeros);
   if (first == 0) atomicAdd(counts, uint32_t(n));
 }

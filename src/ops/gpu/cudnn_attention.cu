@@ -1,7 +1,8 @@
-// Attention through cuDNN. Its API (9.19) has no causal attention operation: the caller spells attention out as a graph
-// of products, pointwise operations and reductions whose T x T tensors are never stored, and cuDNN matches the graph
-// against its kernels. A graph that deviates can be refused, but also accepted and computed wrongly: the places known
-// are marked NaN. tests/gpu/test_attention.cpp has to pass after any change here.
+// Attention by cuDNN. Its backend API (9.19) has no causal attention operation: the caller describes attention as a
+// graph of products, pointwise operations and reductions, whose T x T tensors are never stored, and cuDNN matches the
+// graph against its kernels. A graph that deviates from what it expects may be refused, but also accepted and computed
+// wrongly: where we know that it then gives NaN, a comment says "NaN". tests/gpu/test_attention.cpp must pass after any
+// change.
 #include <compare>
 #include <iostream>
 #include <map>
@@ -38,7 +39,7 @@ enum Uid : int64_t {
 };
 enum class Pass { forward, backward, backward_deterministic };
 
-struct Case {             // what a plan is built for: some sequences and some groups of heads of a batch
+struct Case {             // what a plan is built for: a slice of the batch, some sequences and some groups of heads
   int64_t B, G, H, T, D;  // of the slice
   int64_t all_H, all_G, interleaved;
   Pass pass;
@@ -87,21 +88,21 @@ class AttentionGraph : public Graph {
     matmul(pointwise(CUDNN_POINTWISE_DIV, {e, sum}, score(BF16)), v, tensor(kO, BF16, query_, out_));
   }
 
-  // y = a^T b, summed over the query heads that share a key head. NaN, if the unsummed heads are fp32.
+  // y = a^T b, summed over the query heads that share a key head. NaN if the heads before the sum are fp32.
   void key_gradient(Raw a, Raw b, Uid uid) {
     Raw at = reshape(a, tensor(kVirtual, BF16, scores_, scores_t_)), y = tensor(uid, BF16, key_, packed_);
     if (c_.H == c_.G) matmul(at, b, y);
     else reduce(CUDNN_REDUCE_TENSOR_ADD, matmul(at, b, tensor(kVirtual, BF16, query_, dense_)), y);
   }
 
-  // Normally dq is summed over key tiles by atomic additions, in no fixed order, into fp32 memory. Deterministic: dq
-  // comes straight from its product, for which cuDNN keeps B*H*T*T bf16 values in its workspace.
+  // Normally dq is summed over key tiles by atomic additions into fp32 memory, in no fixed order. Deterministic: dq is
+  // a product of its own, for which cuDNN keeps B*H*T*T bf16 values in its workspace.
   void backward(bool deterministic) {
     Raw q = tensor(kQ, BF16, query_, packed_q_), kt = tensor(kK, BF16, key_t_, packed_t_);
     Raw vt = tensor(kV, BF16, key_t_, packed_t_);  // transposed, unlike in the forward graph
     Raw o = tensor(kO, BF16, query_, out_), d_o = tensor(kDO, BF16, query_, out_), stats = row(kStats),
         scale = scalar(kScale);
-    // delta = rowsum(do * o) * 1. NaN in dq and dk without the product with one (dropout's place).
+    // delta = rowsum(do * o) * 1. NaN in dq and dk without the product with 1, which takes dropout's place.
     Raw product = pointwise(CUDNN_POINTWISE_MUL, {d_o, o}, tensor(kVirtual, F32, query_, dense_));
     Raw sum = reduce(CUDNN_REDUCE_TENSOR_ADD, product, row());
     Raw delta = pointwise(CUDNN_POINTWISE_MUL, {sum, scalar(kOne)}, row(kDelta));
@@ -131,7 +132,7 @@ class Plans {  // of one device
     if (plans_.full()) CUDA_CHECK(cudaDeviceSynchronize());  // the one that ends may be under way
     return plans_.make(c, AttentionGraph(c), properties_.raw);
   }
-  // A plan that does with `room` bytes of workspace. Says once for each case that there is none.
+  // Whether there is a plan that needs at most `room` bytes of workspace; warns once about each case without one.
   bool has(const Case& c, int64_t room) {
     const auto [it, first_time] = usable_.try_emplace(c, false);
     if (!first_time) return it->second;

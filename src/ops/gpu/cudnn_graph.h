@@ -52,7 +52,7 @@ class Descriptor {
   Raw raw = nullptr;
 };
 
-// Tensors, and operations in the order of the calls. An operation returns its output tensor, y.
+// A graph of tensors and operations, in the order of the calls. An operation returns its output tensor, y.
 class Graph {
  public:
   // A tensor with a uid is bound to memory when the plan runs; with uid 0 it exists only inside the fused kernel.
@@ -86,7 +86,7 @@ class Graph {
   Dims uids_;
 };
 
-class Plan {  // needs the graph no more once it is built
+class Plan {  // does not refer to the graph once it is built
  public:
   Plan(const Graph&, Raw device);  // generates and compiles the kernels: up to seconds
   int64_t workspace_bytes() const { return workspace_; }

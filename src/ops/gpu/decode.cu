@@ -1,4 +1,4 @@
-// Generation's operations: keys and values kept, attention to them, the likeliest token.
+// The operations of generation: appending to the KV cache, attention to it, argmax.
 #include "ops/decode.h"
 #include "ops/gpu/decode_kernels.cuh"
 #include "ops/gpu/vector.cuh"
@@ -13,7 +13,7 @@ struct Append {
   const T* qkv;
   T *k, *v;
   const int32_t* start;
-  int64_t N, T_, first, width, S, k0, v0, step;  // step: from a head's keys to the next one's
+  int64_t N, T_, first, width, S, k0, v0, step;  // step: columns between the keys of consecutive heads
   int G, D;
 };
 template <class T>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256) append_kernel(const __grid_constant__ App
   if (n >= a.N) return;
   const int rest = int(i - n * a.G * vectors), g = rest / vectors, d = rest % vectors * 8;
   const int64_t b = n / a.T_, position = n % a.T_ + a.first + (a.start ? a.start[b] : 0);
-  if (position >= a.S) return;  // the host has refused it
+  if (position >= a.S) return;  // KvCache::advance() has thrown on the host
   const int64_t to = ((b * a.G + g) * a.S + position) * a.D + d;
   const T* row = a.qkv + n * a.width + g * a.step + d;
   store8(a.k + to, load8(row + a.k0));
@@ -119,7 +119,7 @@ void attend(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAtte
     p.sums = reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + decode_counters(h, B));
     p.stats = p.sums + sums;
     if (rope_table) p.table = rope_table.ptr<float>(), p.half = int(rope_table.shape[1]);
-    p.settled = a.settled && rope_table;  // without one the newest keys are from the kernel just ahead
+    p.settled = a.settled && rope_table;  // without a table, kv_append just ahead has written the newest keys
     if constexpr (sizeof(T) == 2)
       if (h.D <= 128) return launch_bf16(s, p, B);
     launch_plain(s, p, B);
@@ -138,7 +138,7 @@ void attention_decode(Stream& s, Tensor o, Tensor qkv, const DecodeAttention& a)
 
 void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAttention& a) {
   if (rope_table.shape[1] % 8 == 0 && aligned({rope_table.data})) return attend(s, o, qkv, rope_table, a);
-  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});  // halves of vectors turn
+  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});  // R/2 is no multiple of 8
   kv_append(s, {.kv = a.kv, .heads = a.heads, .start = a.position}, qkv);
   attention_decode(s, o, qkv, a);
 }

@@ -1,10 +1,10 @@
-// Generation's attention in bf16 (decode_kernels.cuh) by mma.sync, 16 keys at a time: all query heads of a block are
-// rows of one fragment. Which elements of D stand where in a fragment of q k^T is no matter as long as q and k agree,
-// nor which column of p v is which: each thread loads 16 bytes of a row, k's for two products, and v's as one element
-// of each of eight.
+// Generation's attention in bf16 (decode_kernels.cuh) by mma.sync, 16 keys at a time: the query heads of a block are
+// the rows of one fragment. The order of D's elements within fragments of q k^T does not matter as long as q and k
+// agree, nor does the order of the columns of p v. So each thread loads 16 bytes of a row: of k for two products, of v
+// one column for each of eight.
 //   scores (heads, keys) = q (heads, D) k (keys, D)^T      thread: q[g][32j + 8t ..], k[g][32j + 8t ..] of 8 keys
 //   o (heads, D) += p (heads, keys) v (keys, D)            thread: v[2t, 2t+1, 2t+8, 2t+9][64c + 8g ..]
-// Dimension key:  g = lane / 4   t = lane % 4   j pieces of 32 elements   c pieces of 64
+// g = lane / 4   t = lane % 4   j: pieces of 32 elements   c: pieces of 64
 #include "ops/gpu/decode_kernels.cuh"
 
 namespace octet::BACKEND::decode {
@@ -12,14 +12,14 @@ namespace {
 
 constexpr int kHeads = int(kDecodeHeads), kTile = 16;
 
-// Of a, rows 0 to 7 alone.
+// Rows 8 to 15 of a are zero.
 __device__ inline void multiply(float (&c)[4], uint32_t a, uint32_t a_high, uint32_t b, uint32_t b_high) {
   mma_bf16(c, a, 0, a_high, 0, b, b_high);
 }
 __device__ inline uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 template <int kChunks>
-struct Tile {  // of 16 keys; zero where there is none
+struct Tile {  // 16 keys and values; zero beyond the end
   uint4 k[2][2 * kChunks], v[4][kChunks];
   __device__ void load(const bf16* keys, const bf16* values, int first, int end, int D) {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
@@ -43,11 +43,11 @@ struct Tile {  // of 16 keys; zero where there is none
 };
 
 template <int kChunks>
-struct Attention {  // of a warp: head g, and of its sums the elements 64c + 16t + j and 64c + 16t + 8 + j
+struct Attention {  // a warp's online softmax; a thread has head g, elements 64c + 16t + j and 64c + 16t + 8 + j of o
   uint4 q[2 * kChunks];
   float top = -INFINITY, weight = 0, o[8 * kChunks][4] = {};
 
-  __device__ void add(const Tile<kChunks>& tile, int count, float scale) {  // the first `count` keys of it
+  __device__ void add(const Tile<kChunks>& tile, int count, float scale) {  // the tile's first `count` keys
     const int t = int(threadIdx.x) % 4;
     float s[2][4] = {}, now = top;
 #pragma unroll
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) bf16_kernel(const __grid_constant__ 
 
   const int head = kv * p.group + chunk * kHeads, heads = min(kHeads, p.group - chunk * kHeads);
   const bf16 *in = p.qkv + b * p.width, *new_k = in + kv * p.kv_step + p.k0, *new_v = in + kv * p.kv_step + p.v0;
-  const bool adds = p.table && part == 0 && warp == kWarps - 1;  // the new key, which is not in the cache yet
+  const bool adds = p.table && part == 0 && warp == kWarps - 1;  // the new key, which the cache does not have yet
   const bool stores = adds && chunk == 0 && keys.position < p.S;
   const int64_t to = cache + int64_t(keys.position) * p.D;
   Attention<kChunks> attention;

@@ -1,9 +1,9 @@
 #pragma once
-// Generation's attention: one query a sequence over the keys and values kept for it. A block takes up to kDecodeHeads
-// query heads of a group over a part of the keys, so that each key and value is read once. Its warps have rows of their
-// own, each with a softmax of its own; these are joined in the block, and the parts by the block that is done last, all
-// in a fixed order. Exponents are of base 2: the scale carries log2(e). A step turns q and the new key as it reads
-// them, and appends the new key and value, which part 0 adds to what it has from the cache.
+// Generation's attention: one query a sequence over its KV cache. A thread block takes up to kDecodeHeads query heads
+// of a group over one part of the keys (split-KV), so that each key and value is read once. Each warp has keys of its
+// own and a softmax of its own; the block combines its warps, and the last block to finish combines the parts, all in a
+// fixed order. Exponentials are in base 2: the scale includes log2(e). A step (Params::table) also rotates q and the
+// new key as it reads them, and appends the new key and value to the cache; part 0 attends to them.
 #include <cmath>
 
 #include "ops/gpu/launch.cuh"
@@ -19,20 +19,20 @@ struct Params {
   const T* qkv;
   T *k, *v, *o;
   const int32_t* position;
-  const float* table;                         // (positions, half, 2) of a step, else null
-  uint32_t* done;                             // (B, G*chunks): parts
-  float *sums, *stats;                        // of parts: (B,H,parts,D), (B,H,parts,2)
-  int64_t width, S, k0, v0, kv_step, q_step;  // steps: from a head to the next one
+  const float* table;                         // the rotary table (positions, half, 2) in a step, else null
+  uint32_t* done;                             // (B, G*chunks): how many parts are done
+  float *sums, *stats;                        // of the parts: (B,H,parts,D) and (B,H,parts,2)
+  int64_t width, S, k0, v0, kv_step, q_step;  // steps: columns between consecutive heads
   int H, G, D, group, chunks, parts, window, half;
   float scale;
   bool settled;
 };
 
-// What to multiply by what was summed under `before`, when the maximum is now `now`; 0 where nothing was summed.
+// The factor for what was summed under the maximum `before`, when the maximum is now `now`; 0 if nothing was summed.
 __device__ inline float shrink(float before, float now) { return before == -INFINITY ? 0.f : exp2f(before - now); }
 
-// Keys of the cache, begin to end for this block, of `parts` that have any. A part without keys has nothing to add, but
-// for the first.
+// A part's keys in the cache, begin to end; parts: the number of parts that have any. Blocks of other parts have
+// nothing to do; part 0 always takes part.
 struct Part {
   int position, parts, begin, end;
   template <class T>
@@ -48,7 +48,7 @@ struct Part {
 
 // Rotary embedding of a vector of 8 elements at a time: ops.h.
 struct Turn {
-  int at, other;  // where this vector and the one that it turns with begin; other < 0: it is not turned
+  int at, other;  // where this vector and the one it is rotated with begin; other < 0: it is not rotated
   float cos[8], sin[8];
   __device__ Turn(const float* table, int position, int half, int d) : at(d), other(-1) {
     if (d >= 2 * half) return;
@@ -75,8 +75,8 @@ struct Turn {
   }
 };
 
-// The end of a block: its warps' sums (tops, weights and sums are shared memory) into one, and if it is the last one of
-// its heads, those of all parts.
+// The end of a block: combines its warps (tops, weights and sums are in shared memory); the last block of its heads to
+// get here combines all parts.
 template <class T, int kQ, int kPitch>
 __device__ void finish(const Params<T>& p, int parts, int head, int heads, const float (&tops)[kWarps][kQ],
                        const float (&weights)[kWarps][kQ], const float (&sums)[kWarps][kQ][kPitch]) {
@@ -104,9 +104,9 @@ __device__ void finish(const Params<T>& p, int parts, int head, int heads, const
     if (d == 0) p.stats[at * 2] = top, p.stats[at * 2 + 1] = weight;
   }
   if (parts == 1) return;
-  __threadfence();  // what this block wrote, before it is counted
+  __threadfence();  // makes this block's results visible before it is counted
   __syncthreads();
-  if (threadIdx.x == 0)  // the last one's count is zero again, for the next call
+  if (threadIdx.x == 0)  // wraps to 0 for the next call
     last = atomicInc(p.done + int64_t(b) * gridDim.y + blockIdx.y, unsigned(parts - 1)) == unsigned(parts - 1);
   __syncthreads();
   if (!last) return;

@@ -1,12 +1,12 @@
-// Generation's attention in fp32, and of large heads: eight elements of D lie with a thread, kLanes threads hold a row,
-// a warp has 32/kLanes rows at work.
+// Generation's attention (decode_kernels.cuh) on CUDA cores, for fp32 and for large heads: a thread has eight elements
+// of D, kLanes threads a row, so that a warp works on 32/kLanes keys at a time.
 #include "ops/gpu/decode_kernels.cuh"
 #include "ops/gpu/vector.cuh"
 
 namespace octet::BACKEND::decode {
 namespace {
 
-// Of the heads of a block, as each thread sees them: running maximum, sum of weights, weighted sum of values.
+// A thread's online softmax for the heads of its block: running maximum, sum of weights, weighted sum of values.
 template <int kQ>
 struct Softmax {
   float top[kQ], weight[kQ], sum[kQ][8];
@@ -44,7 +44,7 @@ struct Softmax {
         for (int i = 0; i < 8; ++i) sum[h][i] = fmaf(p[h][u], value[i], sum[h][i]);
     }
   }
-  // With the threads of the warp that hold the same elements of other rows.
+  // Combines the threads of the warp that hold the same elements of other keys.
   template <int kLanes>
   __device__ void join() {
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ float dot_of(const float (&q)[8], const float (&key)[8]) {
   return dot;
 }
 
-// Adds the new token's key and value, which are not in the cache yet, and puts them there.
+// Attends to the new token's key and value, which are not in the cache yet, and appends them.
 template <class T, int kLanes, int kQ>
 __device__ void add_new(Softmax<kQ>& softmax, const float (&q)[kQ][8], const Params<T>& p, const Turn& turn,
                         const T* row, int64_t to, bool live, bool stores) {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
 
 template <class T, int kLanes, int kQ>
 void launch(Stream& s, const Params<T>& p, int64_t B) {
-  constexpr int kU = kQ == 8 || sizeof(T) == 4 ? 2 : 4;  // rows that a thread loads at once: what its registers hold
+  constexpr int kU = kQ == 8 || sizeof(T) == 4 ? 2 : 4;  // keys in flight a thread: as many as registers allow
   const dim3 blocks(unsigned(p.parts), unsigned(p.G * p.chunks), unsigned(B));
   launch_pdl(s, decode_kernel<T, kLanes, kQ, kU>, {blocks, kThreads}, p);
 }

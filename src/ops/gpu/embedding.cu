@@ -1,7 +1,7 @@
-// Token embedding: a copy of rows, and their sums by token. `order` holds the rows sorted by token, so equal tokens are
-// a run. A warp adds a run of up to 32 rows, 1024 columns of it, so that finding the run costs little beside moving it;
-// a longer one is shared by the warps of the block, 32 rows each in turn, their sums added in order. Either way the
-// order of the sum is fixed.
+// Token embedding: forward copies rows, backward sums rows by token. `order` lists the rows sorted by token, so that
+// equal tokens form a run. A warp sums a run of up to 32 rows, 1024 columns at a time, so that finding the run costs
+// little beside moving it; a longer run is shared by the warps of the block, which take 32 rows each in turn, and their
+// sums are added in order. Either way the order of summation is fixed.
 #include <algorithm>
 
 #include "ops/gpu/reduce.cuh"
@@ -10,7 +10,8 @@ namespace octet::BACKEND {
 
 namespace {
 
-constexpr int kWarps = 8, kSlab = 256, kSlabs = 4;  // columns that a warp takes at once, 8 a lane; and how often
+constexpr int kWarps = 8;
+constexpr int kSlab = 256, kSlabs = 4;  // columns that a warp takes at once, 8 a lane; slabs of a block
 
 __global__ void __launch_bounds__(256)
     forward_kernel(uint4* y, const int32_t* tokens, const uint4* w, int64_t vectors) {
@@ -66,8 +67,8 @@ __device__ int add_rows(float (&sum)[8], const Run<T>& run, int64_t base, int to
   return rows;
 }
 
-// dw's row += the rows whose bits are set, lane r holding the r-th one's number: all slabs of two rows on their way at
-// once.
+// Adds the first `rows` rows of the run to dw's row; lane r holds the number of the r-th row. Two rows, all slabs of
+// them, are in flight at a time.
 template <bool kFast, class T, class W>
 __device__ void add_short_run(W* dw, const Run<T>& run, unsigned rows, int row, int64_t c0) {
   Pack<W> before[kSlabs];
@@ -108,7 +109,7 @@ __device__ void add_short_run(W* dw, const Run<T>& run, unsigned rows, int row, 
   }
 }
 
-// The run that starts at `first`, by all warps of the block.
+// Adds the run that starts at `first` to dw's row, by all warps of the block.
 template <bool kFast, class T, class W>
 __device__ void add_long_run(W* dw, const Run<T>& run, int64_t first, int token) {
   __shared__ float room[kWarps][kSlab];
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(256, 2) backward_kernel(W* dw, const Run<T> ru
   __shared__ int long_token[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = blockIdx.x * int64_t(kWarps), p = first + warp, last = run.N - 1;
-  // Three loads together, and three more.
+  // Two rounds of dependent loads find the run.
   const int row = run.order[min(p + lane, last)];
   const int previous = run.order[max(min(p, last) - 1, int64_t(0))], behind = run.order[min(p + 32, last)];
   const int mine = run.tokens[row], token = __shfl_sync(~0u, mine, 0);

@@ -1,11 +1,13 @@
 // d (M,N) = a (M,K) b (N,K)^T [+ bias] [+ residual] [+ d] for M <= 16, bf16 factors, sums in fp32 and in a fixed order.
 //
-// A block has 16 or 32 rows of b; its warps take pieces of 64 k in turn, a line of memory, in two halves, and add up
-// what they have in shared memory. b is the tensor cores' first matrix (16 rows), a the second (8 columns): 16 x 8 x 16
-// products of mma.sync. Which k stand where in a fragment is no matter as long as both agree, so that each thread loads
-// 16 bytes of a row: the k  8t .. 8t+7  of its piece, four of them for a first mma and four for a second. Pieces ahead
-// stay in registers, a ring of kDepth, whose first ones are asked for before the kernels ahead have ended, where b is
-// settled (ops.h). Dimension key:  g = lane / 4, the row of b and of a   t = lane % 4, the k
+// A thread block takes 16 or 32 rows of b. K is split over its warps: they take pieces of 64 k (a line of memory) in
+// turn, each in two halves, and their sums are added in shared memory. In mma.sync (m16n8k16) b is the left factor (16
+// rows), a the right one (8 columns). The order of k within a fragment does not matter as long as both factors agree,
+// so each thread loads 16 bytes of a row: k = 8t .. 8t+7 of its half piece, four for a first mma and four for a second.
+// Loads run ahead in registers, in a ring of kDepth half pieces; where b is settled (ops.h) the first ones are issued
+// before the kernels ahead have ended.
+//
+// g = lane / 4: the row of b and of a   t = lane % 4: the k
 #include "ops/decode.h"
 #include "ops/gpu/few_rows.h"
 #include "ops/gpu/launch.cuh"
@@ -21,7 +23,7 @@ enum class Around { nothing, norm, norm_and_gate };
 template <class D>
 struct FewRows {
   const bf16 *a, *b, *bias;
-  const D *residual, *before;  // what is added; before: d itself
+  const D *residual, *before;  // added, unless null; before: d itself
   D* d;
   int M, N, K;
   bool settled;
@@ -29,7 +31,7 @@ struct FewRows {
   float eps = 0;
 };
 
-__device__ inline uint4 load_once(const bf16* p) {  // of b, which no other block reads
+__device__ inline uint4 load_once(const bf16* p) {  // for b, which no other block reads
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -48,19 +50,19 @@ __device__ inline float weigh(uint4& x, const uint4& w) {
   return squares;
 }
 
-// What a kernel is made for: kTiles of 16 rows of b, kGroups of 8 rows of a, halves of pieces of either that are on
-// their way, blocks of a multiprocessor.
+// kTiles: tiles of 16 rows of b; kGroups: groups of 8 rows of a; kDepth, kDepthA: half pieces of b and of a in flight;
+// kBlocks: thread blocks an SM.
 template <int kTiles_, int kGroups_, int kDepth_, int kDepthA_, int kBlocks_, Around kAround>
 struct Form {
   static constexpr int kTiles = kTiles_, kGroups = kGroups_, kDepth = kDepth_, kDepthA = kDepthA_, kBlocks = kBlocks_;
-  static_assert(kDepth % 2 == 0 && kDepth % kDepthA == 0, "whole pieces, and slots that are known");
+  static_assert(kDepth % 2 == 0 && kDepth % kDepthA == 0, "whole pieces; places in the ring known at compile time");
   static constexpr bool kNorm = kAround != Around::nothing, kGate = kAround == Around::norm_and_gate;
-  static constexpr int kPitch = 16 * kTiles + 4;          // of the sums: no bank conflict when they are stored
+  static constexpr int kPitch = 16 * kTiles + 4;          // of the sums: their stores have no bank conflicts
   static constexpr int kCols = kGate ? 16 : 16 * kTiles;  // of d
   static constexpr int kEach = (8 * kGroups * kCols + kThreads - 1) / kThreads;  // results of a thread
 };
 template <class F>
-struct Shared {  // of each warp: sums, and of the rows of a the squares
+struct Shared {  // each warp's sums, and its sums of squares of the rows of a
   float sums[kWarps][8 * F::kGroups * F::kPitch], squares[kWarps][8 * F::kGroups];
 };
 
@@ -68,8 +70,8 @@ struct Shared {  // of each warp: sums, and of the rows of a the squares
 template <class F, class D>
 struct Pieces {
   const bf16 *a, *b;
-  int64_t step, second;      // to the rows eight further down; of b, where gated, to those of u
-  int left, rows_a, rows_b;  // of k and of rows, from the thread's on
+  int64_t step, second;      // elements to the row 8 further down; to b's next tile (gated: to w_u's rows)
+  int left, rows_a, rows_b;  // how many k, and rows of a and b, there are from the thread's own on
   uint4 as[F::kDepthA][F::kGroups], bs[F::kDepth][F::kTiles][2];
 
   __device__ Pieces(const FewRows<D>& p, int n0) {
@@ -112,7 +114,7 @@ struct Pieces {
   }
 };
 
-// What is added to a thread's results: asked for early, needed at the end.
+// What is added to a thread's results: loaded early, used at the end.
 template <class F, class D>
 __device__ void load_added(float (&added)[F::kEach], const FewRows<D>& p, int n0) {
 #pragma unroll
@@ -126,7 +128,7 @@ __device__ void load_added(float (&added)[F::kEach], const FewRows<D>& p, int n0
   }
 }
 
-// The warps' sums together, in their order.
+// Adds up the warps' sums, in order, and stores the results.
 template <class F, class D>
 __device__ void finish(const FewRows<D>& p, const Shared<F>& shared, const float (&added)[F::kEach], int n0) {
 #pragma unroll
@@ -203,7 +205,8 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
   finish<F>(p, shared, added, n0);
 }
 
-// Three blocks of wide products a multiprocessor, two of others, as measured; and in flight what registers then hold.
+// Three thread blocks an SM for wide products, two for others, as measured; and as many loads in flight as registers
+// then allow.
 template <class D, int kTiles, int kGroups, Around kAround>
 void launch_groups(Stream& s, const FewRows<D>& p) {
   constexpr bool kNorm = kAround != Around::nothing;
@@ -218,7 +221,7 @@ void launch_tiles(Stream& s, const FewRows<D>& p) {
   if (p.M <= 8) launch_groups<D, kTiles, 1, kAround>(s, p);
   else launch_groups<D, kTiles, 2, kAround>(s, p);
 }
-// 32 rows of b a block where there are enough of them for two blocks on each multiprocessor: a is read half as often.
+// 32 rows of b a block, if that still gives two blocks an SM: then a is read half as often.
 template <Around kAround, class D>
 void launch(Stream& s, const FewRows<D>& p) {
   if (p.N >= 2 * 32 * s.target().multiprocessors) launch_tiles<D, 2, kAround>(s, p);
@@ -249,7 +252,7 @@ void few_rows_product(Stream& s, const GemmArgs& g) {
 }
 
 void normed_product(Stream& s, const NormedProduct& a) {
-  constexpr int64_t kMost = 8192;  // of the norm's weights in shared memory that needs no asking for
+  constexpr int64_t kMost = 8192;  // norm weights that fit into shared memory without cudaFuncSetAttribute
   const GemmArgs g{.d = a.y, .a = {a.x}, .b = {a.w}};
   const int64_t outputs = a.gated ? a.w.rows() / 2 : a.w.rows();
   CHECK(a.x.cols() == a.w.cols() && a.norm.numel() == a.x.cols() && a.y.numel() == a.x.rows() * outputs, a.x.shape,

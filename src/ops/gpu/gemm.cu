@@ -1,5 +1,5 @@
-// Matrix products through cuBLASLt, but for those of few rows. What its epilogue cannot add is added by a kernel behind
-// it.
+// Matrix products by cuBLASLt, except those of few rows (few_rows.cu) and those it has no kernel for (gemm_plain.cu).
+// What its epilogue cannot add, a second kernel adds.
 #include <algorithm>
 #include <bit>
 
@@ -61,7 +61,7 @@ void add_bias(Stream& s, Tensor d, Tensor bias) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-// Nothing to sum, K == 0: d is what the product would have been added to.
+// K == 0: d is what the empty sum is added to.
 void empty_product(Stream& s, const GemmArgs& g) {
   if (g.accumulate) return;
   if (g.residual) copy(s, g.d, g.residual);
@@ -93,11 +93,11 @@ void gemm(Stream& s, const GemmArgs& g) {
   key.alignment = alignment_of(p, key.shape.bias);
   ProductPlans& plans = ProductPlans::of(s.device());
   bool done = plans.run(s, key, p);
-  if (!done && key.shape.bias) {  // not in this form or at this alignment, perhaps
+  if (!done && key.shape.bias) {  // perhaps there is a kernel without the bias
     key.shape.bias = false;
     done = plans.run(s, key, p);
   }
-  if (!done && !is_fp8(g.a.t.dtype)) {  // rows that it cannot load
+  if (!done && !is_fp8(g.a.t.dtype)) {  // rows that no kernel of cuBLASLt can load
     plain_product(s, g, key.shape.residual ? g.residual : Tensor{});
     done = true;
   }

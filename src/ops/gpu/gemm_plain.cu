@@ -1,5 +1,5 @@
-// d (M,N) = a b^T [+ d or residual], a (M,K), b (N,K), either of them perhaps stored as its transpose: tiles of 16 x 16
-// in shared memory, a thread an element.
+// d (M,N) = a b^T [+ d or residual], a (M,K), b (N,K), either of them possibly stored transposed: tiles of 16 x 16 in
+// shared memory, one thread for each element of d.
 #include "ops/gpu/gemm_plain.h"
 #include "ops/gpu/vector.cuh"
 
@@ -23,7 +23,7 @@ struct Plain {
   int64_t K;
 };
 
-// Rows r0.. and columns k0.. of it as tile[row][column], zero outside. Neighbouring threads read neighbouring
+// tile[row][column] = m at row r0 + row, column k0 + column; zero outside. Neighbouring threads read neighbouring
 // addresses.
 template <class T>
 __device__ inline void load_tile(float (&tile)[kTile][kTile + 1], const Matrix<T>& m, int64_t r0, int64_t k0,

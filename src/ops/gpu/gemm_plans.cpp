@@ -1,4 +1,4 @@
-// Descriptors of products, and the way from a call to its plan.
+// cuBLASLt descriptors of products, and the lookup of the plan for a call.
 #include "ops/gpu/gemm_plans.h"
 
 #include <spdlog/spdlog.h>
@@ -101,7 +101,7 @@ std::vector<cublasLtMatmulAlgo_t> Product::proposals(Device& device, int most) c
   for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     set(made, which, uint32_t(key_.alignment));
-  // Partial sums of a K that is split are added in an order that the library does not promise.
+  // Split-K adds partial sums in an order that the library does not guarantee.
   if (device.target().deterministic)
     set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
   std::vector<cublasLtMatmulHeuristicResult_t> found(most);
@@ -135,7 +135,7 @@ ProductPlans::Plan& ProductPlans::find(const ProductKey& key, const ProductPoint
     return found->second;
   }
   Plan plan{Product(key), {}};
-  plan.product.bind(p);  // first: what the library proposes and accepts depends on the pointers in the descriptor
+  plan.product.bind(p);  // before anything else: cuBLASLt's heuristics and checks depend on the descriptor's pointers
   if (const auto found = chosen_.find(text_of(key)); found != chosen_.end()) {
     if (plan.product.accepts(device_, found->second.algo)) plan.algo = found->second.algo;
     else spdlog::warn("cuBLASLt refuses the stored plan of product {}; it will be chosen anew", found->first);

@@ -1,5 +1,5 @@
 #pragma once
-// Plans of matrix products: cuBLASLt's descriptors of each shape, made once, and the algorithm chosen for it.
+// Plans of matrix products: for each shape cuBLASLt's descriptors, created once, and the algorithm chosen for it.
 //
 // cuBLASLt is column-major, where our row-major d (M,N) is a matrix of N rows and M columns. So its A is our b, its B
 // is our a, its m is N, its n is M; and a factor that we store contiguous along K is its "T" for A, its "N" for B.
@@ -15,9 +15,9 @@ namespace octet::BACKEND {
 inline constexpr int kBestAlignment = 16;  // bytes: no kernel gains by more
 
 struct ProductKey {
-  ProductShape shape;              // bias: that the epilogue adds it
-  int alignment = kBestAlignment;  // of the worst aligned of all pointers: 1, 2, 4, 8 or 16
-  int64_t pitch = 0;               // elements from row to row of both factors as stored; 0: they are contiguous
+  ProductShape shape;              // shape.bias: the epilogue adds it
+  int alignment = kBestAlignment;  // of the worst aligned pointer: 1, 2, 4, 8 or 16
+  int64_t pitch = 0;               // elements between the rows of both factors as stored; 0: they are contiguous
   bool operator==(const ProductKey&) const = default;
 };
 struct ProductHash {
@@ -26,16 +26,16 @@ struct ProductHash {
 std::string text_of(const ProductKey&);  // "16384x12288x4096 e4m3 e4m3 bf16 bias fast"
 
 struct ProductPointers {
-  const void *a = nullptr, *b = nullptr, *c = nullptr;  // c: what is added, d itself or the residual
+  const void *a = nullptr, *b = nullptr, *c = nullptr;  // c: what is added: d itself, or the residual
   void* d = nullptr;
   const float *a_scale = nullptr, *b_scale = nullptr;
   const void* bias = nullptr;
 };
 
-class Product {  // descriptors
+class Product {  // the descriptors of a shape
  public:
   explicit Product(const ProductKey&);
-  void bind(const ProductPointers&);  // the descriptor holds some pointers; the rest goes with the call
+  void bind(const ProductPointers&);  // sets the pointers that are part of the descriptor; run() passes the others
   cublasStatus_t run(Stream&, const ProductPointers&, const cublasLtMatmulAlgo_t&) const;
   std::vector<cublasLtMatmulAlgo_t> proposals(Device&, int most) const;
   bool accepts(Device&, const cublasLtMatmulAlgo_t&) const;
@@ -49,15 +49,16 @@ class Product {  // descriptors
   static Layout layout(DType, int64_t rows, int64_t cols, int64_t pitch = 0);
   ProductKey key_;
   std::unique_ptr<cublasLtMatmulDescOpaque_t, Destroy<cublasLtMatmulDescDestroy>> op_;
-  Layout a_, b_, d_;  // of our factors, not of cuBLASLt's
+  Layout a_, b_, d_;  // of our a and b, not of cuBLASLt's
 };
 
 struct Choice {
-  cublasLtMatmulAlgo_t algo{};  // plain 64 bytes, valid for one card and one version of cuBLASLt
-  double tflops = 0;            // measured; 0: the library's first proposal, never timed
+  cublasLtMatmulAlgo_t algo{};  // 64 opaque bytes, valid for one card and one version of cuBLASLt
+  double tflops = 0;            // as measured; 0: the library's first proposal, not timed
 };
 
-// Normal-like numbers, for timing. FP8: scaled as a cast would scale them. Its own file: nvcc cannot read spdlog.
+// Roughly normal numbers, for timing; FP8 codes scaled as a cast would scale them. In a file of its own, because nvcc
+// cannot compile spdlog.
 void fill_random(Stream&, Tensor, uint64_t stream);
 
 class ProductPlans {
@@ -69,7 +70,7 @@ class ProductPlans {
   void choose(const ProductKey&, const Choice&);
   std::string text() const;
   int add_text(const std::string& lines, const std::string& source);  // how many it could not use
-  void save() const;  // into the plan cache, beside what others put there
+  void save() const;  // into the plan cache; keeps other cards' and versions' lines
 
  private:
   struct Plan {
@@ -82,7 +83,7 @@ class ProductPlans {
 
   Device& device_;
   std::unordered_map<ProductKey, Plan, ProductHash> plans_;
-  std::map<std::string, Choice> chosen_;  // by text_of(key): what files and checkpoints hold
+  std::map<std::string, Choice> chosen_;  // by text_of(key), as files and checkpoints hold them
 };
 
 }  // namespace octet::BACKEND

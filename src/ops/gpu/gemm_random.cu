@@ -1,4 +1,4 @@
-// Random contents for timing: zeros draw less power and run faster than a run will.
+// Random data for timing: products of zeros draw less power, and so run at higher clocks than real ones.
 #include "base/rng.h"
 #include "ops/gpu/gemm_plans.h"
 
@@ -18,7 +18,7 @@ __global__ void random_kernel(T* p, int64_t n, float std, uint64_t stream) {
 }  // namespace
 
 void fill_random(Stream& s, Tensor x, uint64_t stream) {
-  const float std = is_fp8(x.dtype) ? 100.f : 1.f;  // the largest, 3.46 std, near E4M3's 448
+  const float std = is_fp8(x.dtype) ? 100.f : 1.f;  // the largest number, 3.46 std, is near E4M3's 448
   visit<float, bf16, e4m3, e5m2>(x.dtype, [&]<class T>() {
     random_kernel<<<4 * s.target().multiprocessors, 256, 0, raw(s)>>>(x.ptr<T>(), x.numel(), std, stream);
   });

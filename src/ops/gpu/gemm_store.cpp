@@ -1,5 +1,5 @@
-// Chosen plans as text: JSON lines, in the plan cache and in checkpoints. A line is valid for one card, one cuBLASLt
-// and one setting of `deterministic`; lines of others are kept in the file and not used.
+// Chosen plans as JSON lines, in the plan cache and in checkpoints. A line is valid for one card, one version of
+// cuBLASLt and one setting of `deterministic`; other lines stay in the file, unused.
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
@@ -49,7 +49,7 @@ std::optional<Line> parse(const std::string& text) {
     if (!read_hex(j.at("algo"), l.choice.algo)) return {};
     return l;
   } catch (const nlohmann::json::exception&) {
-    return {};  // counted by the caller, who knows the file
+    return {};  // the caller, which knows the file, reports it
   }
 }
 
@@ -96,7 +96,7 @@ int ProductPlans::add_text(const std::string& lines, const std::string& source) 
     else if (!is_for(*l, device_)) ++foreign;
     else chosen_[l->product] = l->choice;
   });
-  plans_.clear();  // they look up their choice again
+  plans_.clear();  // they are made again, with the new choices
   if (unreadable)
     spdlog::warn("{}: {} lines are no product plans; these products will be chosen anew", source, unreadable);
   return unreadable + foreign;
@@ -114,7 +114,7 @@ void ProductPlans::save() const {
   }
   for (const auto& [key, choice] : chosen_)
     if (choice.tflops > 0) all += line(key, choice);
-  // Ranks may save at the same time: each writes a file of its own, and the last to rename wins whole.
+  // Ranks may save at the same time: each writes a file of its own, and the last rename wins.
   if (path.has_parent_path()) make_folders(path.parent_path());
   const std::filesystem::path mine = path.string() + concat(".", std::random_device()());
   write_file(mine, all);

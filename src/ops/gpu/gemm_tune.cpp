@@ -1,4 +1,4 @@
-// Times cuBLASLt's proposals for each product on random data of the real size (zeros draw less power and run faster).
+// Autotuning: times cuBLASLt's proposals for each product, on random data of the real size.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Trial {  // a product on buffers of its real size
  public:
   Trial(Stream& s, const ProductKey& key) : stream_(s), shape_(key.shape), product_(key) { product_.bind(pointers_); }
 
-  // Those that the library runs after all, the fastest first.
+  // All proposals that really run, the fastest first.
   std::vector<Candidate> candidates() {
     constexpr int kProposals = 16, kWarm = 2, kTimed = 5;
     std::vector<Candidate> all;
@@ -43,8 +43,8 @@ class Trial {  // a product on buffers of its real size
     std::ranges::stable_sort(all, {}, &Candidate::seconds);
     return all;
   }
-  // The first round found the card cool and its clock high; in a training step it is at its power limit. So those that
-  // come close run again, in turns and long enough to heat it.
+  // candidates() ran on a cool card at high clocks; in a training step the card is at its power limit. So the
+  // candidates close to the fastest run again, alternating and long enough to heat the card.
   Candidate best_of(std::vector<Candidate> finalists) {
     constexpr double kClose = 1.15, kTurnSeconds = 8e-3;
     constexpr size_t kMost = 5, kTurns = 3;
@@ -102,8 +102,7 @@ std::vector<ProductShape> take_products(Device&) { return {}; }
 
 void tune_products(Stream& s, std::span<const ProductShape> shapes) {
   ProductPlans& plans = ProductPlans::of(s.device());
-  s.device().impl().workspace(
-      s);  // now, though every plan may be known: it is part of the memory before the first step
+  s.device().impl().workspace(s);  // allocated now even if nothing is tuned: memory is fixed before the first step
   int tuned = 0;
   for (const ProductShape& shape : shapes) {
     const ProductKey key{shape};

@@ -1,5 +1,5 @@
-// The products of experts: our kernel on Hopper, which reads the offsets on the device; elsewhere, and for what it does
-// not take, the offsets come to the host and each expert has a product of its own.
+// Grouped matrix products: on Hopper by our kernel, which reads the offsets on the device; otherwise the offsets are
+// copied to the host, and each expert has a product of its own.
 #include <algorithm>
 
 #include "ops/gpu/gemm_plans.h"
@@ -16,7 +16,7 @@ using grouped::Params;
 using grouped::Store;
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-// Bulk copies want bases and pitches of 16 bytes; a thread stores eight columns at a time.
+// TMA needs bases and pitches that are multiples of 16 bytes; a thread stores eight columns at a time.
 bool copyable(Tensor t) { return aligned(t.data) && t.cols() * int64_t(size_of(t.dtype)) % 16 == 0; }
 bool storable(Tensor d) {
   return aligned(d.data) && d.cols() % 8 == 0 && (d.dtype == DType::bf16 || d.dtype == DType::f32);
@@ -36,13 +36,13 @@ bool hopper_takes(const Stream& s, const GroupedGradient& g) {
          std::ranges::all_of(g.d, [&](const Tensor& d) { return storable(d) && d.dtype == g.d[0].dtype; });
 }
 
-// A matrix in blocks of 64 lines of 128 bytes.
+// A matrix in boxes of 64 lines of 128 bytes.
 CUtensorMap blocks_of(Tensor t) {
   const int64_t size = int64_t(size_of(t.dtype));
   return tensor_map<2>(t.dtype, t.data, {t.cols(), t.rows()}, {t.cols() * size}, {int(128 / size), 64});
 }
 
-// As many as leave each block several tiles a round, since a round fills its stages anew.
+// As many rounds as leave each thread block several tiles in each, since every round has to fill the stages anew.
 int rounds_for(const Stream& s, int64_t rows, int64_t cols) {
   constexpr int64_t kTiles = 8, kMostRounds = 4;
   const int64_t tiles = (rows + 127) / 128 * ((cols + 255) / 256);
@@ -119,7 +119,7 @@ void run_one_by_one(Stream& s, const GroupedGemm& g) {
   fill_zero(s, g.d.row_range(used, g.d.rows() - used));
 }
 
-// FP8 codes of an expert are columns of a matrix: of gemm()'s factors none has a pitch, but cuBLASLt's may.
+// The FP8 codes of an expert are columns of a matrix, which takes a pitch: gemm()'s factors have none, cuBLASLt's may.
 void add_product_of_columns(Stream& s, const GroupedGradient& g, int64_t e, int64_t first, int64_t rows) {
   const Factor a = of_expert(g.a, e, g.scale_step), b = of_expert(g.b, e, g.scale_step);
   const Tensor d = g.d[size_t(e)];

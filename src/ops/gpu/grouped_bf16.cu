@@ -1,4 +1,4 @@
-// The grouped product of bf16: transposed factors are read as they stand.
+// The bf16 instances of the grouped product. Transposed factors are read as they are stored.
 #include "ops/gpu/grouped_kernel.cuh"
 
 namespace octet::BACKEND::grouped {

@@ -1,13 +1,13 @@
 #pragma once
-// The kernel of grouped_gemm for Hopper: one persistent launch multiplies the rows of all experts.
+// The kernel of grouped_gemm and grouped_gradient for Hopper: one launch multiplies the rows of all experts.
 //
-// A block computes tiles of 128 x 256 (grouped_tiles.cuh): one thread keeps four stages of shared memory filled by bulk
-// copies, two warpgroups multiply 64 rows each, and store them (grouped_store.cuh). The two blocks of a cluster compute
-// neighbouring tiles; what both read, each loads half of, for both. A stage holds 128 bytes of the contracted axis, 64
-// numbers of bf16 or 128 of FP8, in blocks of 64 lines (wgmma.cuh).
+// A thread block computes tiles of 128 x 256 (grouped_tiles.cuh): one thread of the producer warpgroup keeps a ring of
+// four stages filled by TMA, two consumer warpgroups multiply 64 rows each and store them (grouped_store.cuh). The two
+// blocks of a cluster compute neighbouring tiles; of the operand that both read, each loads one half, by multicast. A
+// stage holds 128 bytes of the contracted axis (64 bf16 or 128 FP8), in blocks of 64 lines (wgmma.cuh).
 //
-// FP8 with split accumulation: the tensor cores keep about 14 bits while they accumulate, so each 128 products are
-// summed from zero and added to registers of fp32.                 DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437
+// FP8 with split accumulation: the tensor cores accumulate with about 14 bits, so every 128 products are summed from
+// zero and then added to fp32 registers.                           DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437
 #include <type_traits>
 
 #include "ops/gpu/grouped_store.cuh"
@@ -15,13 +15,13 @@
 namespace octet::BACKEND::grouped {
 
 template <class F>
-constexpr int shared_bytes() {  // 1024: for alignment
+constexpr int shared_bytes() {  // + 1024: for alignment
   return kStages * kStageBytes + (F::kSums ? kZeroBytes + kRoomBytes : 0) + 1024;
 }
-struct Shared {  // addresses
+struct Shared {  // addresses in shared memory
   uint32_t stages, zeros, room, full, empty;
 };
-struct Ring {  // of stages
+struct Ring {  // the place in the ring of stages
   int stage = 0;
   uint32_t parity = 0;
   __device__ void step() {
@@ -29,7 +29,8 @@ struct Ring {  // of stages
   }
 };
 
-// What a block loads of a stage: its own operand whole, of the one that its cluster shares a half, for both.
+// What a thread block loads of a stage: all of its own operand; half of the one that its cluster shares, for both
+// blocks.
 template <class F>
 __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_t to, uint32_t barrier, int rank) {
   const int a_row = F::kSums ? t.m : t.row + t.m, at = (F::kSums ? t.row : 0) + k;
@@ -68,8 +69,8 @@ __device__ void produce(const Params& p, Walk<F> walk, const Shared& shared) {
   }
 }
 
-// Operands of a stage. A step is 32 bytes of a line, or 16 lines; the last stage of a sum may have fewer steps than
-// four: the others read zeros.
+// The operands of a stage, which has four steps of one wgmma each: 32 bytes of a K-major line, or 16 lines. The last
+// stage of a weight gradient may have fewer: its other steps multiply zeros.
 struct Operands {
   uint64_t a, b, zeros;
   int steps;
@@ -94,7 +95,7 @@ __device__ inline void multiply(float (&d)[128], const Operands& o) {
   wgmma_commit();
 }
 
-// One stage from zero, then added: half of the columns at a time, as both sums must fit into registers.
+// Sums one stage from zero and adds it to d; half of the columns at a time, as both sums have to fit into registers.
 template <class F>
 __device__ inline void multiply_split(float (&d)[128], const Operands& o) {
 #pragma unroll
@@ -113,7 +114,7 @@ __device__ inline void multiply_split(float (&d)[128], const Operands& o) {
   }
 }
 
-// Both blocks of the cluster write into this stage: both must know that it is free.
+// Both blocks of the cluster write into this stage, so both must know that it is free.
 __device__ inline void release(uint32_t empty, int stage, int lane) {
   if (lane < 2) mbarrier_arrive(empty + stage * 8, lane);
 }
@@ -123,13 +124,13 @@ __device__ inline void contract(float (&d)[128], int K, Ring& ring, const Shared
   const int warpgroup = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 128; ++i) d[i] = 0;
-  int busy = -1;  // the stage that the products under way read
+  int busy = -1;  // the stage that the products in flight read
 #pragma unroll 1
   for (; K > 0; K -= F::kStageK, ring.step()) {
     mbarrier_wait(shared.full + ring.stage * 8, ring.parity);
     const uint32_t a = shared.stages + ring.stage * kStageBytes + warpgroup * kBlockBytes;
     const uint32_t b = shared.stages + ring.stage * kStageBytes + kTileM / 64 * kBlockBytes;
-    // rows: beyond a matrix copies bring zeros
+    // only weight gradients have partial stages: elsewhere TMA fills in zeros beyond K
     const Operands o{descriptor(a, F::kTurnA), descriptor(b, F::kTurnB), zero_descriptor(shared.zeros),
                      ceil_of(K, F::kStepK)};
     if constexpr (F::kSplit) {
@@ -156,7 +157,7 @@ __device__ inline float scale_of(const Params& p, const Tile& t) {
 
 template <class F>
 __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other cards never get here
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // never launched on other cards
   extern __shared__ uint8_t raw_stages[];
   __shared__ alignas(8) uint64_t barriers[2 * kStages];
   __shared__ Groups groups;
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     give_registers<40>();
     if (threadIdx.x == 0) produce<F>(p, walk, shared);
     __syncwarp();
-    cluster_sync();  // the other block may still write here, or arrive
+    cluster_sync();  // the other block may still write into this one's shared memory, or arrive at its barriers
   } else {
     take_registers<232>();
     Ring ring;

@@ -1,4 +1,4 @@
-// The grouped product of FP8: rows of d.
+// The FP8 instances of the grouped product, forward and input gradient.
 #include "ops/gpu/grouped_kernel.cuh"
 
 namespace octet::BACKEND::grouped {

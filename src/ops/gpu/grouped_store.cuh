@@ -1,5 +1,5 @@
 #pragma once
-// How a tile of the grouped product leaves the registers of its warpgroup.
+// The epilogue of the grouped product: how a tile gets from the accumulators to memory.
 #include <cuda_bf16.h>
 
 #include "ops/gpu/grouped_tiles.cuh"
@@ -10,7 +10,8 @@ __device__ inline float2 unpack_bf16(uint32_t v) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
 }
 
-// Four lanes hold four pairs of columns of each of four groups of 8; lane q gets the whole of group q.
+// A quad of lanes holds, of each of four groups of 8 columns, one pair of columns a lane. This transposes: lane q gets
+// all four pairs of group q.
 template <int kBit>
 __device__ inline void swap_pairs(uint32_t& low, uint32_t& high, int q) {
   const bool upper = q & kBit;
@@ -23,7 +24,8 @@ __device__ inline void turn_quad(uint32_t (&v)[4], int q) {
   swap_pairs<2>(v[0], v[2], q), swap_pairs<2>(v[1], v[3], q);
 }
 
-// A row's 256 columns of this warp, by the quad that holds them: 16 bytes a thread. `half`: rows 8 further down.
+// Stores a row's 256 columns by the quad of lanes that holds them, 16 bytes a thread at a time. half 1: the row 8
+// further down. in: the row is part of d. add: adds to what is there.
 template <int half>
 __device__ inline void store_bf16(__nv_bfloat16* row, const float (&d)[128], float scale, int columns, bool in,
                                   bool add) {
@@ -52,7 +54,7 @@ __device__ inline void store_bf16(__nv_bfloat16* row, const float (&d)[128], flo
   }
 }
 
-// Four columns of the groups j and j + 1 of 8: an even lane gets its own of the first, an odd one of the second.
+// Four adjacent columns a lane, of the groups of 8 columns j (even lanes) and j + 1 (odd lanes).
 template <int half>
 __device__ inline float4 four_columns(const float (&d)[128], int j, float scale) {
   const bool odd = threadIdx.x & 1;
@@ -73,8 +75,8 @@ __device__ inline void store_f32(float* row, const float (&d)[128], float scale,
   }
 }
 
-// The warpgroup's 64 rows are added in L2 by bulk copies, 32 columns at a time, through two blocks of shared memory:
-// they are under way while the next products are computed, where loads and stores would hold the tensor cores up.
+// Adds the warpgroup's 64 rows in L2 by TMA reductions, 32 columns at a time, through two blocks of shared memory. They
+// overlap the next tile's products, which loads and stores would delay.
 __device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t room) {
   const int warpgroup = threadIdx.x / 128 - 1, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   const bool starts = threadIdx.x % 128 == 0;
@@ -93,7 +95,7 @@ __device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[
     warpgroup_sync(warpgroup);
     if (!starts) continue;
     if (t.n + c * 32 < p.N) tma_reduce_add(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
-    tma_store_commit();  // of nothing, too: the groups before it are counted
+    tma_store_commit();  // even if empty: waiting counts groups
   }
 }
 

@@ -1,4 +1,4 @@
-// The grouped product of FP8: sums over the rows of experts.
+// The FP8 instances of the grouped product, weight gradient.
 #include "ops/gpu/grouped_kernel.cuh"
 
 namespace octet::BACKEND::grouped {

@@ -1,9 +1,9 @@
 #pragma once
-// Tiles of the grouped product: what each pair of blocks computes, found from offsets in device memory.
+// The tile scheduler of the grouped product: which pair of tiles each cluster computes, from offsets in device memory.
 //   rows   d[r,:] = a[r,:] b_e^T for the rows r of each expert e. A tile that reaches into the rows of the next expert
-//          stores its own. Rows behind the last expert's get zeros: a group of their own, with nothing to contract.
-//   sums   d_e += a_e b_e^T, contracted over the rows of e, a multiple of a step of the tensor cores. Experts without
-//          rows have no tile.
+//          stores its own rows only. Unused rows become zero: they are a group of their own, with nothing to contract.
+//   sums   d_e += a_e b_e^T, contracted over the rows of e, whose number is a multiple of one FP8 wgmma's k. Experts
+//          without rows have no tiles.
 #include "ops/gpu/grouped_launch.h"
 #include "ops/gpu/hopper.cuh"
 #include "ops/gpu/wgmma.cuh"
@@ -16,7 +16,8 @@ constexpr int kTileM = 128, kTileN = 256, kStages = 4, kThreads = 384, kConsumer
 constexpr int kStageBytes = (kTileM + kTileN) / 64 * kBlockBytes, kZeroBytes = 1024, kRoomBytes = 4 * kBlockBytes;
 enum class Input { bf16, e4m3, e5m2 };  // of a; b of FP8 is e4m3
 
-// How the kernel is made: kTurnA, kTurnB: stored with the contracted axis outermost; kAlongM: how the pair lies.
+// An instance of the kernel. kTurnA, kTurnB: the operand is stored with the contracted axis outermost (MN-major);
+// kSums: see above; kSplit: split accumulation; kAlongM: the two tiles of a pair are neighbours along M, else along N.
 template <Input in, bool turn_a, bool turn_b, bool sums, bool split, bool along_m>
 struct Form {
   static constexpr Input kIn = in;
@@ -25,8 +26,8 @@ struct Form {
   static_assert(in == Input::bf16 ? !split : !turn_a && !turn_b, "FP8 operands lie along the contracted axis");
 };
 
-struct Groups {                           // of tiles: an expert each, and the rows behind all
-  int first[kMost + 2], base[kMost + 2];  // row; pair of tiles
+struct Groups {                           // groups of tiles: one for each expert, and one for the unused rows
+  int first[kMost + 2], base[kMost + 2];  // the first row and the first pair of tiles of each
 };
 struct Tile {
   int group, row, rows /*of the group*/, m, n;
@@ -36,10 +37,10 @@ __device__ inline int ceil_of(int a, int b) { return (a + b - 1) / b; }
 
 template <class F>
 struct Walk {  // the pairs of tiles that this cluster computes, in the same order for all of its warps
-  // A round has a cluster for every two multiprocessors and goes over its share of all pairs. There are several: where
-  // collectives hold some multiprocessors, the others take more of the later rounds.
+  // The grid is several rounds of one cluster for every two SMs; each round has its share of all pairs. Several, so
+  // that where collectives occupy some SMs, the others take more of the later rounds.
   static constexpr int kPairM = kTileM * (F::kAlongM ? 2 : 1), kPairN = kTileN * (F::kAlongM ? 1 : 2);
-  static constexpr int kBand = 2048 / kPairM;  // tiles that run together share a square of operands in L2
+  static constexpr int kBand = 2048 / kPairM;  // pairs go down bands of 2048 rows: those that run together share L2
   const Params& p;
   const Groups& groups;
   int rank, step, pair, end, group = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Hopper's asynchronous copies and what goes with them: bulk tensor copies, mbarriers, also across the two blocks of a
-// cluster, registers that warpgroups hand on. Products: wgmma.cuh.                                      PTX ISA 8.5
+// Hopper's asynchronous copies and their synchronisation: TMA, mbarriers (also across a cluster of two thread blocks),
+// reallocation of registers between warpgroups. Tensor cores: wgmma.cuh.                                PTX ISA 8.5
 #include <cuda.h>
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace octet::BACKEND::hopper {
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {  // one arrival, and what copies will bring
+__device__ inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {  // arrives, and expects bytes from copies
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ inline void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ inline void mbarrier_arrive(uint32_t barrier, uint32_t block) {  // at that block's of the cluster
+__device__ inline void mbarrier_arrive(uint32_t barrier, uint32_t block) {  // at the barrier of a block of the cluster
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
@@ -44,13 +44,14 @@ __device__ inline uint32_t cluster_rank() {
   return r;
 }
 
-// ---- copies. Bytes, by sixteens; of their addresses, too.
+// ---- copies to shared memory, whose arrival completes `barrier`
+// Consecutive bytes; their number and both addresses are multiples of 16.
 __device__ inline void tma_load_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// A block of a matrix at (x, y) to shared memory; to both blocks of the cluster, at the same place there.
+// The box of a matrix at (x, y).
 __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -58,7 +59,7 @@ __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int 
       "l"(&map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// of a tensor of three dimensions, at (x, y, z)
+// The box of a three-dimensional tensor at (x, y, z).
 __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int y, int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
@@ -66,6 +67,7 @@ __device__ inline void tma_load(uint32_t to, const CUtensorMap& map, int x, int 
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
+// To the same place in both thread blocks of the cluster, completing the barrier of each.
 __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, int x, int y, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
@@ -73,14 +75,14 @@ __device__ inline void tma_load_multicast(uint32_t to, const CUtensorMap& map, i
       "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(uint16_t(3))
       : "memory");
 }
-// Back from shared memory; what lies beyond the tensor's edges is left out. Copies under way are counted in groups by
-// the thread that starts them.
+// ---- copies from shared memory; what lies beyond the tensor's edges is left out. The thread that starts them commits
+// them in groups, by which it waits.
 __device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(x),
                "r"(y), "r"(z), "r"(from)
                : "memory");
 }
-// Adds a block of 64 lines of 32 numbers to a matrix of fp32, in L2; counted like the stores.
+// Adds a box of 64 x 32 fp32 to a matrix, in L2.
 __device__ inline void tma_reduce_add(const CUtensorMap& map, int x, int y, uint32_t from) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
@@ -89,7 +91,7 @@ __device__ inline void tma_reduce_add(const CUtensorMap& map, int x, int y, uint
 }
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
-__device__ inline void tma_store_wait_read() {  // all but the last groups have left shared memory
+__device__ inline void tma_store_wait_read() {  // all but the last kPending groups have been read from shared memory
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 __device__ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -100,10 +102,11 @@ __device__ inline void warpgroup_sync(int warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
 }
 
-// What is the same in all lanes of a warp, so that the compiler knows it, too: descriptors made of it stay in uniform
-// registers, where otherwise moves would come between products.
+// Tells the compiler that x is the same in all lanes of the warp: descriptors made from it then stay in uniform
+// registers, without moves between the products.
 __device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
+// setmaxnreg: producer warpgroups give registers, which consumer warpgroups take. kCount: registers a thread, then.
 template <int kCount>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));

@@ -1,11 +1,11 @@
 #pragma once
-// Small kernels in close order: each may begin while the one ahead of it in the stream still runs (programmatic
-// dependent launch, Hopper and later), so that its launch, and the reading of what was there long before, cost no time.
+// Programmatic dependent launch (PDL, Hopper and later): a kernel launched by launch_pdl() may begin while the one
+// ahead of it in the stream still runs, which hides its launch and its prologue.
 //
-// A kernel that is launched so calls grid_dependency_wait() in every block before it touches anything that the kernels
-// ahead write or read. A kernel that calls grid_dependency_trigger() allows the next one to start as soon as all its
-// own blocks have; without that, and ahead of a kernel that is launched as usual, nothing overlaps. in_order() is both,
-// first of all.
+// Such a kernel calls grid_dependency_wait() in every block before it touches anything that earlier kernels write or
+// read. A kernel that calls grid_dependency_trigger() lets the next one begin as soon as all of its own blocks have
+// called it or ended; without the call, or if the next kernel is launched ordinarily, nothing overlaps. in_order() is
+// both calls, for the beginning of a kernel.
 #include <utility>
 
 #include "device/gpu.h"

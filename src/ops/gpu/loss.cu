@@ -1,5 +1,6 @@
-// Cross-entropy: one block a row. The first pass finds maximum and sum together (Milakov & Gimelshein 2018,
-// arXiv:1805.02867) and leaves the row in shared memory where it fits; the second writes the gradient over the logits.
+// Cross-entropy, one thread block a row. The first pass finds maximum and sum together (online softmax, Milakov &
+// Gimelshein 2018, arXiv:1805.02867) and keeps the row in shared memory if it fits; the second overwrites the logits by
+// their gradient.
 #include "device/gpu_code.h"
 #include "ops/gpu/instructions.cuh"
 #include "ops/gpu/reduce.cuh"
@@ -17,11 +18,11 @@ struct Rows {
   const int32_t* targets;
   int V, vocabulary;
   float factor;
-  const float* scale;  // on it, or none
+  const float* scale;  // multiplies factor, unless null
   bool backward;
 };
 
-// exp(x - m). In bf16 by one multiplication and the hardware's 2^x, relative error about 1e-6.
+// exp(x - m). For bf16 by the hardware's 2^x, relative error about 1e-6.
 template <class T>
 __device__ inline float exp_of(float x, float m) {
   if constexpr (sizeof(T) == 4) return expf(x - m);
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) cross_entrop
       for (int j = 0; j < 8; ++j)
         if (v * 8 + j == target) values[j] -= factor;
     }
-    if (v * 8 + 8 > a.vocabulary) {  // zero even beside a NaN
+    if (v * 8 + 8 > a.vocabulary) {  // zero even if the row has a NaN
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         if (v * 8 + j >= a.vocabulary) values[j] = 0;

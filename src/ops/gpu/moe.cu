@@ -1,5 +1,6 @@
-// Mixture of experts: rows. Sorting is a block an expert, which finds its tokens' places in order by prefix sums;
-// gathering and combining a block a row. No atomics: the same bits from run to run.
+// Mixture of experts: sorting rows by expert, gathering and combining them. Sorting takes one thread block an expert,
+// which finds the places of its tokens by prefix sums, in order; gathering and combining one block a row. No atomics,
+// so that results are deterministic.
 #include "ops/gpu/reduce.cuh"
 #include "ops/moe.h"
 
@@ -9,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-constexpr int kItems = 8, kSorters = 1024;  // assignments that a thread takes at a time, threads of a block
+constexpr int kItems = 8, kSorters = 1024;  // sorting: assignments that a thread takes at a time; threads of a block
 
 __global__ void __launch_bounds__(kSorters) count_kernel(int32_t* count, const int32_t* expert, int64_t assignments) {
   __shared__ int room[32];
@@ -19,7 +20,8 @@ __global__ void __launch_bounds__(kSorters) count_kernel(int32_t* count, const i
   if (threadIdx.x == 0) count[blockIdx.x] = sum[0];
 }
 
-// Sum over the threads before this one; `total`: over all. `room`: 33 ints, free again at the next barrier.
+// Exclusive prefix sum over the block's threads; total: their sum. room: shared memory of 33 ints, which may be reused
+// after the next barrier.
 __device__ inline int block_prefix(int v, int& total, int* room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int sum = v;
@@ -50,7 +52,7 @@ struct Sort {
 __global__ void __launch_bounds__(kSorters) sort_kernel(const Sort m, const int32_t* expert) {
   __shared__ int room[33];
   const int e = blockIdx.x;
-  int first = 0, total = 0;  // a block knows all counts: nobody waits for another
+  int first = 0, total = 0;  // every block reads all counts, so that none waits for another
   {
     int mine = 0;
     for (int i = threadIdx.x; i < e; i += kSorters) mine += padded(m.count[i]);
@@ -76,14 +78,14 @@ __global__ void __launch_bounds__(kSorters) sort_kernel(const Sort m, const int3
         m.source[at++] = int32_t(begin + i);
       }
     next += total;
-    __syncthreads();  // the room is free again
+    __syncthreads();  // before `room` is reused
   }
-  const int64_t end = e + 1 == m.E ? m.R : behind;  // the last one clears what lies behind all
+  const int64_t end = e + 1 == m.E ? m.R : behind;  // the last expert's block also marks the unused rows
   for (int64_t r = first + count + int(threadIdx.x); r < end; r += kSorters) m.source[r] = -1;
 }
 
 // ---- rows to experts and back
-template <class V>  // whole vectors, or elements
+template <class V>  // a vector of 16 bytes, or an element
 __global__ void __launch_bounds__(kThreads) gather_kernel(V* y, const V* x, const int32_t* source, int columns, int K) {
   const int64_t r = blockIdx.x;
   const int from = source[r];
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kThreads) combine_backward_kernel(const Combin
     }
     store<kFast>(m.d_o + r * m.C + c, d, count);
   }
-  if (from < 0) return;  // all of the block
+  if (from < 0) return;  // the same for the whole block
   block_sum<1>(dot, room);
   if (threadIdx.x == 0) m.dweight[from] = dot[0];
 }

@@ -1,4 +1,4 @@
-// Mixture of experts: routers, a thread a token, and what they are judged by.
+// Mixture of experts: routing, one thread a token, and the auxiliary losses.
 #include "base/rng.h"
 #include "ops/gpu/reduce.cuh"
 #include "ops/moe.h"
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
   m.lse[n] = largest + logf(sum);
   const auto value = [&](int e) { return c[e] == c[e] ? c[e] : INFINITY; };  // an order of all, so that experts differ
   int before = -1;
-  for (int k = 0; k < m.K; ++k) {  // the largest behind the one before, in the order (value down, index up)
+  for (int k = 0; k < m.K; ++k) {  // the next one in the order of falling value, then rising index
     int best = -1;
     for (int e = 0; e < m.E; ++e) {
       const bool follows = before < 0 || value(e) < value(before) || (value(e) == value(before) && e > before);
@@ -79,10 +79,10 @@ Route route_of(const MoeRoute& m) {
           .K = int(m.expert.cols())};
 }
 
-// ---- what routers are judged by
+// ---- auxiliary losses
 __global__ void __launch_bounds__(kThreads) add_sums_kernel(double* sums, const int32_t* count, const Route m) {
   __shared__ double room[32];
-  const int e = blockIdx.x;  // the block behind the experts sums lse^2
+  const int e = blockIdx.x;  // block E sums lse^2
   double sum[1] = {0};
   for (int64_t n = threadIdx.x; n < m.N; n += kThreads)
     sum[0] += e < m.E ? double(m.probability[n * m.E + e]) : double(m.lse[n]) * double(m.lse[n]);

@@ -1,7 +1,7 @@
 #pragma once
-// RMSNorm and LayerNorm (kCentre), forward.  x^ = (x - mean) * rstd,  y = x^ * w + b;  RMSNorm has mean = 0 and no b.
-// One block a row, which stays in registers between its statistics and its use. The transposed form, which a row cannot
-// write in full lines, is made by a second kernel: from q, or where there is none from x again.
+// RMSNorm and LayerNorm (kCentre), forward.  xhat = (x - mean) * rstd,  y = xhat * w + b;  RMSNorm has mean = 0, no b.
+// One thread block a row, which stays in registers between its statistics and its use. A row-wise kernel cannot write
+// the transposed form in full lines, so a second kernel makes it: from q, or without q from x again (norm_launch.cuh).
 #include "ops/gpu/producer.cuh"
 
 namespace octet::BACKEND {
@@ -20,9 +20,8 @@ __device__ inline float normal_form(float x, float mean, float rstd) {
   else return x * rstd;
 }
 
-// kLate: the weights come after the statistics, from L1. Until then they would only take registers, of which the number
-// of rows in flight depends: a gain, unless the kernel waits for memory alone and for nothing else (RMSNorm without
-// codes).
+// kLate: weights are loaded after the statistics, from L1, as registers limit how many rows are in flight. That is a
+// gain except where the kernel only waits for memory (RMSNorm without FP8 codes).
 template <class T, DType kFormat, int kVectors, bool kCentre, bool kLate>
 __global__ void __launch_bounds__(512, kLate && sizeof(T) == 2 ? 2 : 1)
     norm_forward_kernel(const NormForward<T> f, const Sink<T> out) {

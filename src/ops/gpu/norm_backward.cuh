@@ -1,12 +1,12 @@
 #pragma once
-// RMSNorm and LayerNorm (kCentre), backward: which kernel takes which rows.
+// RMSNorm and LayerNorm (kCentre), backward: the choice of kernel by row size and alignment.
 #include "device/gpu_code.h"
 #include "ops/gpu/norm_backward_teams.cuh"
 #include "ops/workspace.h"
 
 namespace octet::BACKEND {
 
-// Any C and alignment: a thread's columns of partial are its sums.
+// Any C and alignment: sums of columns are kept in global memory, in the block's row of `partial`.
 template <class T, bool kCentre>
 __global__ void __launch_bounds__(256) norm_backward_any_kernel(const NormBackward<T> f) {
   __shared__ float room[2][64];
@@ -52,9 +52,9 @@ int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
   return blocks;
 }
 
-// partial: (P,C), or (2P,C) with kCentre. Writes dx and dw's (and db's) partial rows; returns how many there are. Two
-// vectors a thread, measured best on an H200 from 768 to 6144 columns: with fewer the sums over a team cost more, with
-// more there are too few warps. One where shared memory is small.
+// Writes dx, and rows of partial sums of dw and db (P,C); returns their number. Two vectors a thread were fastest on an
+// H200 from 768 to 6144 columns: with fewer, sums over a team cost more; with more, there are too few warps. One vector
+// where shared memory is small.
 template <bool kCentre, class T>
 int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   const int64_t room = shared_room(s.target().compute_capability);

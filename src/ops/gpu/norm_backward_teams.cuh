@@ -1,10 +1,10 @@
 #pragma once
 // RMSNorm and LayerNorm (kCentre), backward.
-//   dx += rstd * (g - [mean_c g] - x^ * mean_c(g x^)),  g = w*dy;   dw += sum_n dy*x^;   [db += sum_n dy]
-// A block is some teams of whole warps; a team works on one row at a time, and waits for nobody else. A thread's share
-// of dw stays in its registers until the end, where the block's teams are added into its row of `partial`. x, dy and dx
-// of the team's next rows are on their way into shared memory (cp.async) while it works on one; a thread reads only
-// what it fetched itself, so that the one barrier a row is that of the sums.
+//   dx += rstd * (g - [mean_c g] - xhat * mean_c(g xhat)),  g = w*dy;   dw += sum_n dy*xhat;   [db += sum_n dy]
+// A thread block consists of teams of whole warps. A team works on one row at a time and synchronises with no other. A
+// thread's part of dw and db stays in registers until the end, when the teams' sums are added into the block's row of
+// `partial`. While a team works on a row, x, dy and dx of its next rows are copied to shared memory by cp.async; a
+// thread reads only what it copied itself, so that the sums need the only barrier.
 #include <cuda_pipeline_primitives.h>
 
 #include "ops/gpu/norm.cuh"
@@ -28,8 +28,8 @@ struct Team {  // the threads of a row
     __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(threads) : "memory");
   }
-  // Sums over the team, for every thread. room: [k][warp], zeros beyond the team's warps. A second call needs other
-  // room, which a third may follow with the first's.
+  // Sums over the team, for every thread. room: shared memory [k][warp], zeros beyond the team's warps. Consecutive
+  // calls need to alternate between two of them.
   template <int K>
   __device__ void sum(float (&v)[K], float (*room)[16]) const {
 #pragma unroll
@@ -57,7 +57,7 @@ __device__ inline void fetch(Pack<T>* to, const T* from) {
     __pipeline_memcpy_async(reinterpret_cast<char*>(to) + i, reinterpret_cast<const char*>(from) + i, 16);
 }
 
-// Rows on their way: x, dy, dx of kStages rows, (kStages, 3, kVectors, block's threads).
+// The ring of rows in flight: x, dy, dx of kStages rows, (kStages, 3, kVectors, block's threads).
 template <class T, int kVectors, int kStages>
 struct RowRing {
   Pack<T>* mine;
@@ -77,11 +77,11 @@ struct RowRing {
         fetch(at(stage, 2, k), f.dx + from);
       }
     }
-    __pipeline_commit();  // also when empty: the count of groups is the count of rows
+    __pipeline_commit();  // even if empty: one group a row
   }
 };
 
-// A thread's columns: their weights and their sums over the rows so far.
+// A thread's columns: their weights, and dw and db over the rows so far.
 template <class T, int kVectors, int kStages, bool kCentre>
 struct NormColumns {
   static constexpr int kSums = kCentre ? 2 : 1;
@@ -96,7 +96,7 @@ struct NormColumns {
       weight[k] = load<true>(f.w + v * 8, v * 8 < f.C);
     }
   }
-  // Takes a row in; its sums of g*(x - mean) and g.
+  // Accumulates a row into dw and db; sums: the thread's part of the row's sums of g*(x - mean) and g.
   __device__ void take(float (&sums)[kSums], const Ring& ring, int stage, int vectors, float mean, float rstd) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -114,7 +114,7 @@ struct NormColumns {
       }
     }
   }
-  // dx += rstd * (g - mean_g - (x - mean) * slope),  slope = rstd * mean_c(g x^)
+  // dx += rstd * (g - mean_g - (x - mean) * slope),  slope = rstd * mean_c(g xhat)
   __device__ void give(T* dx_row, const Ring& ring, int stage, int vectors, const Team& team, float mean, float rstd,
                        float mean_g, float slope) const {
 #pragma unroll
@@ -133,10 +133,10 @@ struct NormColumns {
       store8(dx_row + (k * team.threads + team.rank) * 8, pack<T>(dx));
     }
   }
-  // The block's sums into its row of partial. `room`: (teams, kSums, C), which the ring has.
+  // Adds the teams' sums into the block's row of `partial`. room: (teams, kSums, C), in the ring's memory.
   __device__ void finish(const NormBackward<T>& f, const Team& team, int vectors, float* room) const {
     __syncwarp();
-    __syncthreads();  // nobody reads the ring any more
+    __syncthreads();  // all threads are done with the ring
     float* own = room + team.index * kSums * f.C;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -159,7 +159,7 @@ template <class T, int kVectors, int kStages, int kThreads, bool kCentre>
 __global__ void __launch_bounds__(kThreads) norm_backward_kernel(const NormBackward<T> f, int team_threads) {
   using Columns = NormColumns<T, kVectors, kStages, kCentre>;
   extern __shared__ uint4 dynamic[];
-  __shared__ alignas(16) float room[8][2][Columns::kSums][16];  // of each team that is more than a warp, in turns
+  __shared__ alignas(16) float room[8][2][Columns::kSums][16];  // two for each team of more than one warp
   const Team team(team_threads);
   const int teams = blockDim.x / team_threads, own = (f.C / 8 - team.rank + team_threads - 1) / team_threads;
   const int64_t step = int64_t(gridDim.x) * teams, first = int64_t(blockIdx.x) * teams + team.index;
@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(const NormBackw
   float rstd = first < f.N ? f.rstd[first] : 0.f, mean = kCentre && first < f.N ? f.mean[first] : 0.f;
   int stage = 0, parity = 0;
 #pragma unroll 1
-  for (int64_t n = first; n < f.N + team.index; n += step) {  // as often for each team: racecheck counts barriers
+  for (int64_t n = first; n < f.N + team.index; n += step) {  // equally often for every team, as racecheck expects
     const int vectors = n < f.N ? own : 0;
-    ring.request(f, team, n + (kStages - 1) * step, stage == 0 ? kStages - 1 : stage - 1);  // the row before's place
+    ring.request(f, team, n + (kStages - 1) * step, stage == 0 ? kStages - 1 : stage - 1);  // in the last row's place
     const bool more = n + step < f.N;
     const float next_rstd = more ? f.rstd[n + step] : 0.f, next_mean = kCentre && more ? f.mean[n + step] : 0.f;
     __pipeline_wait_prior(kStages - 1);

@@ -1,10 +1,10 @@
 #pragma once
-// RMSNorm and LayerNorm (kCentre), forward: which kernel takes which rows, and the transposed form.
+// RMSNorm and LayerNorm (kCentre), forward: the choice of kernel by row size and alignment, and the transposed form.
 #include "ops/gpu/norm_warp.cuh"
 
 namespace octet::BACKEND {
 
-// The same values again from the statistics, for a transposed form without a row-wise one.
+// A producer that computes y again from the saved statistics: for a transposed form without a row-wise one.
 template <class T, bool kCentre>
 struct Normalised {
   static constexpr int kWays = 1;
@@ -36,7 +36,7 @@ void launch_norm_forward_block(Stream& s, const NormForward<T>& f, const Sink<T>
   launch_pdl(s, kernel, {unsigned(out.rows), threads}, f, out);
 }
 
-// A wave of blocks, each warp of which goes over rows.
+// One wave of thread blocks, whose warps loop over rows.
 template <bool kCentre, int kVectors, int kBlocks, class T>
 void launch_norm_forward_warp(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
   const unsigned blocks = unsigned(std::min<int64_t>(kBlocks * s.target().multiprocessors, ceil_div(out.rows, 4)));
@@ -46,8 +46,8 @@ void launch_norm_forward_warp(Stream& s, const NormForward<T>& f, const Sink<T>&
   launch_pdl(s, kernel, {blocks, 128}, f, out);
 }
 
-// As measured on an H200 at 768, 2048, 4096 and 6144 columns. Short rows are a warp's: what they wait for is each
-// other. Long ones keep most rows in flight with four vectors a thread.
+// The fastest on an H200 at 768, 2048, 4096 and 6144 columns. Short rows take a warp each, as a block would mostly wait
+// at its barriers; for long rows four vectors a thread keep most rows in flight.
 template <bool kCentre, class T>
 void launch_norm_forward(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
   if constexpr (!kCentre)
@@ -58,7 +58,7 @@ void launch_norm_forward(Stream& s, const NormForward<T>& f, const Sink<T>& out)
     }
   if (f.C > 1024) return launch_norm_forward_block<kCentre, 4, true>(s, f, out);
   if constexpr (sizeof(T) == 2) launch_norm_forward_warp<kCentre, 4, 5>(s, f, out);
-  else launch_norm_forward_block<kCentre, 1, true>(s, f, out);  // an fp32 row takes a warp's registers twice over
+  else launch_norm_forward_block<kCentre, 1, true>(s, f, out);  // an fp32 row is too much for a warp's registers
 }
 
 template <bool kCentre, class T>
@@ -80,7 +80,7 @@ void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t 
   }
   const Timed timed(s, Kernel::norm);
   Operand turned = y;
-  turned.plain = {}, turned.slot.amax = nullptr;  // both are there already
+  turned.plain = {}, turned.slot.amax = nullptr;  // both have been written
   produce(s, Normalised<T, kCentre>{f, int(ceil_div(f.C, 8))}, Sink<T>(turned, N, f.C), f.C % 8 == 0 && aligned({f.x}));
 }
 

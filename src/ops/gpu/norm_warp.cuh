@@ -1,12 +1,12 @@
 #pragma once
-// RMSNorm and LayerNorm (kCentre), forward, of rows that a warp's registers hold: no barrier, all loads of a row in
-// flight at once, and with kAhead those of the warp's next row too. Weights come last, from L1, where the rows before
-// left them; x passes by L1.
+// RMSNorm and LayerNorm (kCentre), forward, of rows that fit into a warp's registers: no barriers, all loads of a row
+// in flight at once, and with kAhead those of the warp's next row too. Weights are loaded last, from L1, where earlier
+// rows left them; x bypasses L1.
 #include "ops/gpu/norm.cuh"
 
 namespace octet::BACKEND {
 
-// A row over the lanes of a warp: vectors lane, lane + 32, ...; beyond the row zeros.
+// A row spread over a warp: each lane has the vectors lane, lane + 32, ...; zeros beyond the row.
 template <class T, int kVectors>
 struct WarpRow {
   int lane, vectors;
@@ -56,7 +56,7 @@ __device__ inline void write_row(const WarpRow<T, kVectors>& row, const NormForw
     float v[8], weight[8], bias[8];
     unpack(weight, w);
     unpack(bias, b);
-    if (k + 1 < kVectors && row.has(k + 1)) {  // before the stores, past which no load is moved
+    if (k + 1 < kVectors && row.has(k + 1)) {  // before the stores, across which the compiler moves no load
       w = load8(f.w + c + 256);
       if constexpr (kCentre) b = load8(f.b + c + 256);
     }

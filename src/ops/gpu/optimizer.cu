@@ -1,5 +1,5 @@
-// The optimizer step: norm and clipping, then AdamW over many pieces in one launch. A block takes a contiguous run of
-// chunks, so that it changes pieces seldom; the rates and bias corrections are found once a block.
+// The optimizer step: norm and clipping, then AdamW over many pieces in one launch. A thread block takes consecutive
+// chunks, so that it seldom changes to another piece; rates and bias corrections are computed once a block.
 #include "ops/formulas.h"
 #include "ops/gpu/reduce.cuh"
 
@@ -27,7 +27,7 @@ struct Pieces {
   const StepState* state;
 };
 
-// Four elements: 16 bytes of fp32, so that a warp's accesses are whole lines whatever the types beside it.
+// Four elements a thread: 16 bytes of fp32, so that a warp accesses whole lines, whatever the other tensors' types are.
 template <class T>
 struct Quad {
   std::conditional_t<sizeof(T) == 4, uint4, uint2> raw;
@@ -62,7 +62,7 @@ __device__ inline void store4(void* to, int64_t at, const float (&v)[4], int cou
     *reinterpret_cast<uint2*>(y) = make_uint2(Narrow<T>::pair(v[0], v[1]), Narrow<T>::pair(v[2], v[3]));
   }
 }
-// bf16 is rounded by 16 of each element's random bits; fp32 stays as it is. v becomes what is stored.
+// v becomes what is stored: bf16 is rounded stochastically, by 16 of each element's random bits; fp32 stays as it is.
 template <class T>
 __device__ inline void round4(float (&v)[4], const uint32_t (&random)[4], Rounded what) {
   if constexpr (sizeof(T) == 2) {
@@ -70,7 +70,7 @@ __device__ inline void round4(float (&v)[4], const uint32_t (&random)[4], Rounde
     for (int j = 0; j < 4; ++j) v[j] = float(round_stochastic(v[j], rounding_part(random[j], what)));
   }
 }
-// rounding_bits of four elements, the first of which has index `first`: usually even, and then two hashes do.
+// rounding_bits() of four elements from index `first` on, which is usually even, so that two hashes suffice.
 __device__ inline void rounding4(uint32_t (&random)[4], uint64_t key, uint64_t first) {
   if (first % 2 == 0) {
 #pragma unroll
@@ -84,7 +84,8 @@ __device__ inline void rounding4(uint32_t (&random)[4], uint64_t key, uint64_t f
   }
 }
 
-// The thread's elements of a chunk: kGroups times four, all loaded before the first is used.
+// Updates the thread's elements of a chunk, kGroups times four, all loaded before the first is used. Returns their
+// amax.
 template <class W, class M, class G>
 __device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a, uint64_t key) {
   constexpr int kGroups = kChunk / kThreads / 4;
@@ -123,7 +124,7 @@ __device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a,
   return amax;
 }
 
-// Blocks an SM: narrow moments leave registers, and need more of them to keep as many bytes on their way.
+// Thread blocks an SM: bf16 moments take fewer registers, and need more blocks to keep as many bytes in flight.
 template <class M>
 constexpr int kBlocks = sizeof(M) == 2 ? 4 : 3;
 
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<M>) adamw_kernel(const __gri
     for (; chunk < stop; ++chunk) amax = max(amax, update<W, M, G>(p, chunk - p.chunk, a, key));
     if (p.amax) {
       block_amax(p.amax, amax, read_amax(p.amax));
-      __syncthreads();  // its shared room is used again
+      __syncthreads();  // before its shared memory is reused
     }
   }
 }

@@ -1,15 +1,17 @@
 #pragma once
-// Producers: kernels that compute a matrix (N, C) once and write it in every form its Operand holds, in one pass.
+// Producers: kernels that compute a matrix (N,C) once and write it in every form that its Operand holds, in one pass.
 //
-// A tile is 128 rows x 16 units; a unit makes kWays vectors of 8 columns. A thread holds one unit of 4 adjacent rows at
-// a time, so that all its loads are in flight together; codes turn in registers, 4x4 bytes at once, and pass through
-// shared memory as words of 4 rows. Both stores of codes are full lines: 128 bytes of q, 128 of q_t. The word of row
-// group r and column c lies at r ^ kSwizzle*(c/8): no bank conflict, neither here nor there.
+// A row is made of units; a unit computes kWays vectors of 8 columns. A thread block has a tile of 128 rows x 16 units.
+// A thread holds one unit of 4 adjacent rows at a time, so that all its loads are in flight together; FP8 codes are
+// transposed in registers, 4x4 bytes at once, and pass through shared memory as words of 4 rows. So both stores of
+// codes are full lines: 128 bytes of q, 128 of q_t. The word of row group r and column c is at r ^ kSwizzle*(c/8) of
+// the column: neither writing nor reading has bank conflicts.
 //
-// What a producer F gives:  kWays; units; place(unit); Raw; load<kFast>(raw, n, place); compute(y, raw, n, place).
-// With two ways, adjacent(): units 2m and 2m+1 have neighbouring columns in both, and are both there or both not.
-// A producer of which rows share work also gives a Carry: a tile is 8 units wide then, for the registers, and a thread
-// goes down 8 adjacent rows:  begin(carry, n, place) before the first, compute(y, raw, n, place, carry).
+// A producer F has:  kWays; units; place(unit), its columns; Raw, its inputs; load<kFast>(raw, n, place) for row n;
+// compute(y, raw, n, place). With kWays == 2 also adjacent(): whether units 2m and 2m+1 have neighbouring columns in
+// both ways, and either both exist or neither. A producer whose rows share work also has a Carry; its tiles are 8 units
+// wide, to save registers, and a thread goes down 8 adjacent rows:  begin(carry, n, place) before the first of them,
+// then compute(y, raw, n, place, carry).
 #include "ops/gpu/sink.cuh"
 
 namespace octet::BACKEND {
@@ -29,7 +31,7 @@ struct CarryOf<F> {
 template <class F>
 constexpr int kTileUnits = Carries<F> ? 8 : 16;
 template <class F, class T>
-consteval int tile_blocks() {  // an SM
+consteval int tile_blocks() {  // thread blocks an SM
   if (Carries<F>) return 4;
   return sizeof(T) == 2 ? 3 : 2;
 }
@@ -39,8 +41,8 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
     produce_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays, U = kTileUnits<F>,  // rows in flight: registers for the blocks that are bound above
       kBatch = !Carries<F> && (K == 2 || sizeof(typename F::Raw) > 32) ? 2 : 4;
-  __shared__ TurnedTile<U> tile[kTurn ? K : 1];
-  __shared__ int columns[kTurn ? K : 1][U];  // where each unit's vectors stand, or -1: found once a block, read often
+  __shared__ TransposedTile<U> tile[kTurn ? K : 1];
+  __shared__ int columns[kTurn ? K : 1][U];  // of each unit's vectors, or -1: place() is called once a unit
   const int tx = threadIdx.x % U, ty = threadIdx.x / U, unit = blockIdx.x * U + tx;
   const int64_t row0 = block_down() * 128;
   const Place place = unit < f.units ? f.place(unit) : Place{};
@@ -53,9 +55,9 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
   uint32_t amax = 0;
   typename CarryOf<F>::Type carry;
   if constexpr (Carries<F>) f.begin(carry, min(row0 + ty * 8, out.rows - 1), place);
-  constexpr bool kAhead = K == 1 && !Carries<F> && sizeof(typename F::Raw) <= 16;  // both halves' rows in flight
+  constexpr bool kAhead = K == 1 && !Carries<F> && sizeof(typename F::Raw) <= 16;  // rows of both halves in flight
   typename F::Raw ahead[kAhead ? kBatch : 1];
-  const uint32_t seen = kAhead ? out.read_amax() : 0;  // the others have no register left for it
+  const uint32_t seen = kAhead ? out.read_amax() : 0;  // else read at the end, as there is no register left for it
 #pragma unroll(kAhead ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
     const int group = Carries<F> ? 2 * ty + half : half * 16 + ty;
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
   out.write_scale_inv();
 }
 
-// Any size, any alignment: one thread a unit and row.
+// Any size and alignment: one thread for each unit of each row.
 template <class F, class T>
 __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays;
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
   out.write_scale_inv();
 }
 
-// fast: the producer's inputs are aligned and all its counts are 0 or 8.
+// fast: f's inputs are aligned, and all its places have 0 or 8 columns.
 template <class F, class T>
 void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
   if (!fast || !out.fast()) {
@@ -175,7 +177,7 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
   }
 }
 
-// ---- element by element. What G gives:  Raw; load<kFast>(raw, offset, count); compute(y, raw).
+// ---- element-wise producers. G has:  Raw; load<kFast>(raw, offset, count); compute(y, raw).
 template <class G>
 struct Elementwise {
   static constexpr int kWays = 1;

@@ -1,4 +1,4 @@
-// A matrix into the forms of an operand, and the transpose of FP8 codes.
+// Quantisation of a plain matrix into the forms of an operand; transposition of FP8 codes.
 #include "ops/gpu/producer.cuh"
 
 namespace octet::BACKEND {
@@ -6,7 +6,7 @@ namespace octet::BACKEND {
 namespace {
 
 template <class T>
-struct Given {
+struct Identity {
   using Raw = Pack<T>;
   const T* x;
   template <bool kFast>
@@ -16,9 +16,9 @@ struct Given {
   __device__ void compute(float (&y)[8], const Raw& raw) const { unpack(y, raw); }
 };
 
-// Both halves of a tile are loaded before either is turned: 64 bytes a thread in flight.
+// Both halves of a tile are loaded before either is transposed: 64 bytes a thread in flight.
 __global__ void __launch_bounds__(256) transpose_kernel(uint8_t* y, const uint8_t* x, int64_t N, int64_t C) {
-  __shared__ TurnedTile<> tile;
+  __shared__ TransposedTile<> tile;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t row0 = block_down() * 128, col0 = blockIdx.x * int64_t(128), c = col0 + tx * 8;
   uint2 codes[2][4] = {};
@@ -57,7 +57,7 @@ __global__ void transpose_any_kernel(uint8_t* y, const uint8_t* x, int64_t N, in
 void quantize(Stream& s, Operand y, Tensor x) {
   const Timed timed(s, Kernel::quantize);
   visit<float, bf16>(x.dtype, [&]<class T>() {
-    produce_elementwise(s, Given<T>{x.ptr<T>()}, Sink<T>(y, x.rows(), x.cols()), aligned({x.data}));
+    produce_elementwise(s, Identity<T>{x.ptr<T>()}, Sink<T>(y, x.rows(), x.cols()), aligned({x.data}));
   });
 }
 

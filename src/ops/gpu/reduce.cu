@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(1024) sum_kernel(double* total, const T* x, in
   if (threadIdx.x == 0) *total += sum[0];
 }
 
-// A warp goes over every gridDim.y*8-th row of its 256 columns; the block's warps are added in order.
+// A warp sums every (8 gridDim.y)-th row of 256 columns; the sums of the block's warps are added in order.
 template <class T, bool kFast>
 __global__ void __launch_bounds__(256) column_sum_kernel(float* partial, const T* x, int64_t N, int64_t C) {
   __shared__ float room[8][256];
@@ -98,8 +98,9 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(total.numel() == C && partial.numel() >= P * C, total.shape, " += columns of ", x.shape);
   if (N == 0) return;
   const unsigned columns = blocks_for(C, 256);
-  // Four of a warp's loads in flight at once, and no more blocks than 4 for each SM: each leaves a row behind.
-  // They are one wave, which must find all SMs free, or it spreads unevenly: not launched closely.
+  // Four loads of a warp are in flight at once. At most four blocks an SM, as each leaves a row of partial sums. They
+  // are a single wave, which would spread unevenly unless it finds all SMs free: hence no programmatic dependent
+  // launch.
   const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(2 * P, columns)});
   const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {

@@ -1,5 +1,5 @@
 #pragma once
-// Sums over warps and blocks in a fixed order, and the one atomic that is order-free: the maximum of magnitudes.
+// Sums over warps and thread blocks in a fixed order, and amax, whose atomic maximum does not depend on the order.
 #include "ops/gpu/launch.cuh"
 #include "ops/gpu/vector.cuh"
 
@@ -12,8 +12,8 @@ __device__ inline R warp_sum(R v) {
   return v;
 }
 
-// Sums of K values over the block, for every thread. `room`: shared, K * 32. A second call needs other room, or a
-// barrier between: one barrier is all that this takes.
+// Sums of K values over the block, for every thread. room: shared memory of K * 32 values. It has a single barrier, so
+// a second call needs other room, or a barrier in between.
 template <int K, class R>
 __device__ inline void block_sum(R (&v)[K], R* room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
@@ -24,7 +24,7 @@ __device__ inline void block_sum(R (&v)[K], R* room) {
 #pragma unroll
     for (int k = 0; k < K; ++k) room[k * 32 + warp] = v[k];
   __syncthreads();
-  const int from = warps <= 4 ? lane % 4 : lane;  // of four warps every four lanes hold all
+  const int from = warps <= 4 ? lane % 4 : lane;  // with up to four warps, every four lanes have all sums
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     v[k] = from < warps ? room[k * 32 + from] : R(0);
@@ -36,11 +36,12 @@ __device__ inline void block_sum(R (&v)[K], R* room) {
   }
 }
 
-// What the block's first thread finds in *amax; read at the start of a kernel, nobody waits for it.
+// *amax as the block's first thread sees it. Read at the start of a kernel, so that nothing waits for it.
 __device__ inline uint32_t read_amax(const uint32_t* amax) {
   return amax && threadIdx.x == 0 ? *reinterpret_cast<const volatile uint32_t*>(amax) : 0;
 }
-// One atomic a block, and none where the maximum was already there (`seen`). Every thread of the block must come.
+// *amax = max(*amax, m of all threads), by one atomic a block; none if `seen`, an earlier *amax, is as large. Called by
+// all threads of the block.
 __device__ inline void block_amax(uint32_t* amax, uint32_t m, uint32_t seen) {
   __shared__ uint32_t room[32];
   if (!amax) return;
@@ -52,8 +53,8 @@ __device__ inline void block_amax(uint32_t* amax, uint32_t m, uint32_t seen) {
   if (threadIdx.x == 0 && m > seen) atomicMax(amax, m);
 }
 
-// total (C) += sum of the rows of partial (rows, C), in a fixed order; one such sum or two of the same shape in one
-// launch. Blocks of 32 columns x 16 row lanes.
+// total (C) += sum of the rows of partial (rows, C), in a fixed order; one such sum, or two of the same shape in one
+// launch. A block has 32 columns x 16 threads, each of which sums every 16th row.
 struct PartialSum {
   Tensor total;
   const float* partial;

@@ -1,12 +1,12 @@
-// Rotary embedding in place: a thread turns 8 pairs of four heads by the same angles.
+// Rotary embedding in place: a thread rotates 8 pairs of four heads by the same angles.
 #include "ops/gpu/rope.cuh"
 
 namespace octet::BACKEND {
 
 namespace {
 
-// Thread: row n, pairs i .. i+7, heads g, g + groups, ... four of them. The threads of a row lie together, so that what
-// is on its way at one time is whole rows: pieces of a head from many rows cost a third of the memory's rate.
+// A thread has row n, pairs i .. i+7, and four heads g, g + groups, .... The threads of a row are neighbours, so that
+// whole rows are in flight at a time: pieces of one head from many rows would lose a third of the memory's bandwidth.
 template <class T, bool kFast, Turn kTurn>
 __global__ void __launch_bounds__(256)
     forward_kernel(T* x, const Layout l, const Angles angles, unsigned threads, int64_t width, int groups) {

@@ -1,10 +1,10 @@
 #pragma once
-// Rotary embedding: how a row of heads lies, and the angles by which it turns.
+// Rotary embedding: the layout of the heads in a row, and the angles of a position.
 #include "ops/gpu/producer.cuh"
 
 namespace octet::BACKEND {
 
-struct Layout {                       // of a row, in heads of D columns in the order they lie
+struct Layout {                       // a row of qkv as a sequence of q, k and v heads, of D columns each
   int heads, rotated_heads, D, half;  // half = R/2
   bool interleaved;
   __device__ int rotated_col(int r) const { return (interleaved ? r / 2 * 3 + r % 2 : r) * D; }
@@ -12,8 +12,8 @@ struct Layout {                       // of a row, in heads of D columns in the 
 };
 struct Angles {
   const float* table;      // (positions, R/2, 2)
-  unsigned T, reciprocal;  // rows are counted in 32 bits, and floor(2^32 / T) divides them: a division costs as much as
-  int64_t first;           // all the rest
+  unsigned T, reciprocal;  // floor(2^32 / T): dividing row numbers of 32 bits by T would cost as much as all the rest
+  int64_t first;
   int half;
   const int32_t* start;  // of each sequence, or none
   __device__ int64_t position(unsigned n) const {
@@ -77,7 +77,7 @@ inline Layout layout_of(const Rope& r, Tensor qkv) {
   return {int(h.H + 2 * h.G), int(h.H + h.G), int(h.D), int(s[1]), h.interleaved};
 }
 
-// Turns q and k where they are.
+// Rotates q and k in place.
 void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn);
 
 }  // namespace octet::BACKEND

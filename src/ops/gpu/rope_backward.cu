@@ -1,5 +1,5 @@
-// Rotary embedding, backward: a producer whose unit is a pair of vectors (i, i + R/2), so that it may write over its
-// input and turn in one pass.
+// Rotary embedding, backward: a producer whose unit is a pair of vectors (i, i + R/2), so that it may overwrite its
+// input and write the FP8 forms, transposed ones too, in one pass.
 #include "ops/gpu/rope.cuh"
 
 namespace octet::BACKEND {
@@ -16,7 +16,7 @@ struct RopeBackward {
   int64_t width;
   Layout l;
   Angles angles;
-  int per_head, units;  // units
+  int per_head, units;  // units of a head, and of a row
   __device__ Place place(int unit) const {
     const int s = unit / per_head, j = unit % per_head, col = s * l.D, pairs = (l.half + 7) / 8;
     const bool value = l.is_value(s);
@@ -24,7 +24,7 @@ struct RopeBackward {
       const int i = 8 * j, count = min(8, l.half - i);
       return {{col + i, col + l.half + i}, {count, count}, i};
     }
-    // Copied through: two vectors of the columns from `first` on, each out of its half of them.
+    // Columns from `first` on are copied: a unit has one vector of their first half, and one of their second.
     const int first = value ? 0 : 2 * l.half, at = 8 * (value ? j : j - pairs), width = l.D - first,
               half = (width + 15) / 16 * 8;
     if (at >= half) return {};
@@ -49,11 +49,11 @@ struct RopeBackward {
   }
 };
 
-// The same where the 8 rows of a thread are neighbours in a sequence (T % 8 == 0) and the table is good: the first
-// one's angles come from the table, each next is turned on by the angles of position 1. Loading all of them is what
-// held the kernel: they are twice the bytes of the gradients. After seven turns an angle is some 4e-7 off, which bf16
-// gradients do not see.
-struct RopeBackwardOn : RopeBackward<bf16> {
+// The same, for 8 rows of a thread that are consecutive positions of a sequence (T % 8 == 0) and a table in fp32: the
+// angles of the first row are loaded, those of each next row follow by rotating them by the angles of position 1.
+// Loading them all limited the kernel, as they are twice the bytes of the gradients. After seven rotations (cos, sin)
+// is some 4e-7 off, far below the precision of bf16 gradients.
+struct RopeBackwardRecurrent : RopeBackward<bf16> {
   struct Carry {
     float4 now[4], step[4];  // (cos, sin) of 8 angles
   };
@@ -93,7 +93,7 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
     const Sink<T> out(d_out, d_in.rows(), d_in.cols());
     const bool fast = l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data});
     if constexpr (std::is_same_v<T, bf16>)
-      if (fast && rope.T % 8 == 0 && !rope.rounded) return produce(s, RopeBackwardOn{f}, out, fast);
+      if (fast && rope.T % 8 == 0 && !rope.rounded) return produce(s, RopeBackwardRecurrent{f}, out, fast);
     produce(s, f, out, fast);
   });
 }

@@ -1,6 +1,6 @@
-// Delayed scaling: the rule of formulas.h over all slots, and the scale of a first cast. A history of 1024 rows is long
-// for one thread, so 32 lanes roll a slot's column and find its maximum; the rule itself is then that of a history of
-// one.
+// Delayed scaling: delayed_scale() (formulas.h) over all slots, and the scale of a cast without history. A history of
+// 1024 rows is long for one thread: 32 threads roll a slot's column and find its maximum, to which delayed_scale() is
+// then applied as to a history of one.
 #include "ops/formulas.h"
 #include "ops/gpu/vector.cuh"
 
@@ -17,15 +17,15 @@ struct Slots {
   bool most_recent, te_compat, power_of_2, rescale;
 };
 
-// 32 slots x 32 lanes. Row i takes what stood in row i+1: a chunk is read before any of it is written, and the row that
-// the next chunk overwrites first has been read by then.
+// A block has 32 slots x 32 threads. Rolling moves row i+1 to row i, 32 rows at a time: all of them are read before any
+// is written.
 __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   __shared__ float maxima[32][33];
   const int slot = threadIdx.x % 32, lane = threadIdx.x / 32;
   const int64_t s = blockIdx.x * int64_t(32) + slot;
   const float last = s < a.S ? __uint_as_float(a.amax[s]) : 0.f;
   const bool finite = last <= kLargestFloat, roll = last != 0 && (finite || a.te_compat);
-  const bool rescale = a.rescale || (s < a.S && !used_scale(a.scale, a.history, a.L, a.S, s));  // before its row rolls
+  const bool rescale = a.rescale || (s < a.S && !used_scale(a.scale, a.history, a.L, a.S, s));  // before rolling
   float largest = 0;
   for (int64_t base = 0; base < a.L; base += 32) {
     const int64_t i = base + lane;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
     if (roll && i < a.L) v = i < a.L - 1 ? a.history[(i + 1) * a.S + s] : last;
     __syncthreads();
     if (roll && i < a.L) {
-      largest = v > largest ? v : largest;  // passes over a NaN
+      largest = v > largest ? v : largest;  // skips NaN
       a.history[i * a.S + s] = i > 0 ? v : 0.f;
     }
   }
@@ -48,12 +48,12 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   }
   if (!finite) {
     ++a.nonfinite[s];
-    if (a.state) atomicAdd(&a.state->nonfinite_casts, 1u);  // integers: no order to keep
+    if (a.state) atomicAdd(&a.state->nonfinite_casts, 1u);  // integers: the order does not matter
   }
   a.amax[s] = 0;
 }
 
-// A thread a group: few slots in each. All are judged before any of them is written.
+// One thread a group, as groups have few slots. The smallest scale is found before any is written.
 __global__ void lend_kernel(float* scale, const float* history, const int32_t* groups, int64_t G, int64_t L,
                             int64_t S) {
   const int64_t g = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;

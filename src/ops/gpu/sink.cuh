@@ -1,12 +1,12 @@
 #pragma once
-// Where a producer's values go: the forms of an Operand, and the tile in which codes of rows become those of columns.
+// Where a producer's values go: the forms of an Operand, and the tile in shared memory that transposes FP8 codes.
 #include "ops/gpu/reduce.cuh"
 
 namespace octet::BACKEND {
 
-struct Place {  // of a unit: its columns
-  int col[2]{}, count[2]{};
-  int i = -1;  // rope: rotary index, or none
+struct Place {               // the columns of a unit
+  int col[2]{}, count[2]{};  // of each of its vectors
+  int i = -1;                // rope_backward: index of the first pair; -1: not rotated
 };
 
 template <class T>
@@ -52,7 +52,7 @@ __device__ inline uint32_t magnitude8(const float (&v)[8]) {
   return m;
 }
 
-// Four rows of 8 codes -> eight words, one a column, each of four rows.
+// Transposes four rows of 8 codes into eight words, one for each column, of four rows each.
 __device__ inline void turn(uint32_t (&w)[8], const uint2 (&rows)[4]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -65,7 +65,7 @@ __device__ inline void turn(uint32_t (&w)[8], const uint2 (&rows)[4]) {
   }
 }
 template <int kUnits = 16>
-struct TurnedTile {  // 8 * kUnits columns x 32 groups of 4 rows
+struct TransposedTile {  // 8 * kUnits columns x 32 groups of 4 rows
   static constexpr int kSwizzle = 32 / kUnits;
   alignas(16) uint32_t word[8 * kUnits * 32];
   __device__ void put(const uint2 (&rows)[4], int unit, int group) {
@@ -79,7 +79,7 @@ struct TurnedTile {  // 8 * kUnits columns x 32 groups of 4 rows
   }
 };
 
-// Eight values into the row-wise forms; returns their codes, if any form wants them.
+// Writes eight values in the row-wise forms; returns their codes, if there are FP8 forms.
 template <DType kFormat, bool kTurn, class T>
 __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8], float scale, uint32_t& amax) {
   const uint32_t m = magnitude8(y);
@@ -91,8 +91,9 @@ __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8]
   return codes;
 }
 
-// The same for both vectors of a unit whose neighbour, in lane ^ 1, has the eight columns beside each: the even one
-// stores 16 codes of the first vectors, the odd one of the second. All lanes come here; `in`: it has values.
+// The same for both vectors of a unit, if the neighbouring lane (lane ^ 1) has the columns next to each of them: the
+// even lane stores 16 codes of the first vectors, the odd one of the second. Called by all lanes; in: whether it has
+// values.
 template <DType kFormat, class T>
 __device__ inline void emit_pair(uint2 (&codes)[2], const Sink<T>& out, int64_t row, const Place& p, bool in,
                                  const float (&y)[2][8], float scale, uint32_t& amax) {

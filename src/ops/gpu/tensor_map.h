@@ -1,6 +1,6 @@
 #pragma once
-// How bulk copies see a tensor: in blocks whose lines of at most 128 bytes are swizzled as the tensor cores read them
-// (wgmma.cuh); what lies beyond the tensor's edges reads as zeros and is not written.
+// Descriptors of tensors for TMA, which copies them in boxes; lines of a box, of at most 128 bytes, get the 128-byte
+// swizzle that wgmma reads (wgmma.cuh). Outside of the tensor zeros are read and nothing is written.
 #include <cuda.h>
 
 #include <array>
@@ -15,7 +15,8 @@ inline CUtensorMapDataType copied_as(DType t) {
                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 
-// Innermost dimension first; of that the pitch is one element. Base and pitches are multiples of 16 bytes.
+// Dimensions and pitches from the innermost outwards; the innermost pitch is one element, and is left out. The base
+// address and the pitches are multiples of 16 bytes. block: the size of a box.
 template <size_t kRank>
 CUtensorMap tensor_map(DType type, const void* base, const std::array<int64_t, kRank>& extent,
                        const std::array<int64_t, kRank - 1>& pitch_bytes, const std::array<int, kRank>& block) {

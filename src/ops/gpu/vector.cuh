@@ -1,5 +1,5 @@
 #pragma once
-// Eight elements at a time: the 16-byte loads and stores of every kernel, and FP8 codes.
+// Vectors of eight elements: the loads and stores of every kernel, and conversion to FP8 codes.
 // kFast: all eight exist (or none, count == 0) and the address is aligned; otherwise element by element up to `count`.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,7 +48,7 @@ void with_bool(bool b, F&& f) {  // a run-time bool as a template argument
   else f.template operator()<false>();
 }
 
-// Lets a kernel take `bytes` of dynamic shared memory, and the SM give up L1 cache for it.
+// Allows a kernel `bytes` of dynamic shared memory, at the cost of L1 cache.
 template <class K>
 void allow_shared(K kernel, size_t bytes) {
   const auto max_shared = int(cudaSharedmemCarveoutMaxShared);
@@ -60,7 +60,7 @@ template <class T>
 __device__ inline Pack<T> load8(const T* p) {
   return *reinterpret_cast<const Pack<T>*>(p);
 }
-// What is read once leaves L1 to what is read again. Of memory that no thread of the kernel writes.
+// Bypasses L1, which is left to data that is read again. Only for memory that the kernel does not write.
 template <class T>
 __device__ inline Pack<T> load_once(const T* p) {
   Pack<T> r;
@@ -182,8 +182,8 @@ __device__ inline uint32_t encode4(float a, float b, float c, float d) {
   return encode1<kFormat>(a) | encode1<kFormat>(b) << 8 | encode1<kFormat>(c) << 16 | encode1<kFormat>(d) << 24;
 #endif
 }
-// __fmul_rn: the product is rounded by itself, as on the cpu. `largest` is the vector's magnitude: only where a NaN is
-// among the eight are codes made canonical (0x7F), whatever the instruction makes of its sign and payload.
+// __fmul_rn: the product is rounded on its own (not fused), as on the cpu. largest: the vector's magnitude; only if it
+// is NaN, codes of NaN are made canonical (0x7F), whatever the instruction makes of their sign and payload.
 template <DType kFormat>
 __device__ inline uint2 encode8(const float (&v)[8], float scale, uint32_t largest) {
   float s[8];

@@ -1,48 +1,51 @@
 #pragma once
-// Hopper's wgmma: a warpgroup of 128 threads multiplies tiles of shared memory, asynchronously; one factor may be in
-// registers.                                                                                            PTX ISA 8.5
+// Hopper's wgmma: a warpgroup (128 threads) multiplies tiles in shared memory, asynchronously; the left factor may be
+// in registers instead.                                                                                    PTX ISA 8.5
 //
-// The sum d (64,N) lies in N / 2 registers: d[j * 4 + i] is row lane / 4 + (i / 2) * 8 of the warp's 16, column
-// j * 8 + (lane % 4) * 2 + i % 2. A factor a (64,16) in registers: the same of 16 columns, rounded, two columns each.
+// The accumulator d (64,N) takes N / 2 registers a thread: d[j * 4 + i] is row lane / 4 + (i / 2) * 8 of the warp's 16,
+// column j * 8 + (lane % 4) * 2 + i % 2. A left factor (64,16) in registers has the layout of 16 such columns, rounded
+// to bf16 and packed in pairs.
 #include <cstdint>
 
 namespace octet::BACKEND::hopper {
 
-// Before products that read registers written since the last; their end is waited for in groups.
+// wgmma_fence: before products that read or accumulate into registers written since the last one. commit and wait: in
+// groups; all but the last kPending groups are complete after a wait.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Nothing that reads or writes these moves over this line: the compiler knows no more of a product under way than that
-// its instruction has been issued.
+// Keeps the compiler from moving accesses of these registers across this point: it does not know that a wgmma still
+// writes them after its instruction was issued. (CUTLASS: warpgroup_fence_operand.)
 template <int kCount>
 __device__ inline void hold(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Of a tile in blocks of lines of 128 bytes, swizzled by 128 bytes: lines are rows and hold the contracted axis, or
-// (turned) lines are steps along the contracted axis and hold 64 rows; the next 64 rows are the next block.
+// Tiles are made of blocks: lines of 128 bytes, 64 unless block_bytes says otherwise, with the 128-byte swizzle. A line
+// holds a row's piece of the contracted axis (K-major), or, turned, 64 rows at one place of the contracted axis
+// (MN-major); then the next 64 rows are in the next block.
 constexpr int kBlockBytes = 8192;  // of 64 lines
 __device__ inline uint64_t descriptor(uint32_t address, bool turned, int block_bytes = kBlockBytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightLines = uint64_t(1024 >> 4) << 32;
   const uint64_t next_block = turned ? uint64_t(block_bytes >> 4) << 16 : uint64_t{1} << 16;
   return uint64_t((address & 0x3FFFF) >> 4) | next_block | kEightLines | kSwizzle128;
 }
-// What a step of 16 along the contracted axis adds to a descriptor of bf16; a line that is not turned has four.
+// What a step of 16 bf16 along the contracted axis adds to a descriptor; a K-major line has four such steps.
 template <bool kTurned>
 constexpr uint64_t kStepOf16 = (kTurned ? 2048 : 32) >> 4;
 __device__ inline uint64_t advanced(uint64_t descriptor, int by) {  // only the low word holds the address
   return (descriptor & ~uint64_t{0xffffffff}) | uint32_t(uint32_t(descriptor) + uint32_t(by));
 }
-__device__ inline uint64_t zero_descriptor(uint32_t address) {  // 1 KiB of zeros as every group of eight lines
+// The same 1 KiB of zeros for every group of eight lines.
+__device__ inline uint64_t zero_descriptor(uint32_t address) {
   return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
 }
-__device__ inline void fence_async_proxy() {  // of ordinary stores to shared memory, before a barrier
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+// Makes ordinary stores to shared memory visible to wgmma and TMA, after the barrier that follows.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // clang-format off
 #define OCTET_ACC32(d) \
