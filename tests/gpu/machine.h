@@ -1,5 +1,5 @@
 #pragma once
-// A GPU with tensors that are filled from the host and read back as f64.
+// A GPU with tensors that are uploaded from f64 on the host, and downloaded as f64.
 #include <cmath>
 #include <vector>
 
@@ -37,7 +37,7 @@ struct Machine {
   ~Machine() {
     for (void* p : buffers) device_free(device, p);
   }
-  Tensor tensor(DType t, Shape shape, int64_t offset = 0) {  // `offset` elements behind an aligned address
+  Tensor tensor(DType t, Shape shape, int64_t offset = 0) {  // begins `offset` elements after an aligned address
     void* p = device_alloc(device, size_t(shape.numel() + offset) * size_of(t));
     buffers.push_back(p);
     return Tensor{p, t, {shape.numel() + offset}}.part(offset, shape);

@@ -1,4 +1,4 @@
-// The cases of parity_cases.h on one engine: what each op is given.
+// The cases of parity_cases.h on one engine: the inputs and arguments of each op.
 #include "parity_cases.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
-// What the engines are compared on. parity_cases.cpp is compiled once per engine: it makes the inputs of a Case from
-// its seed, the same on every engine, runs one op, and brings its outputs home.
+// The cases on which engines are compared. parity_cases.cpp is compiled once per engine: it makes the inputs of a Case
+// from its seed, the same on every engine, runs one op, and copies its outputs to the host.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ struct Output {
   std::vector<std::byte> bytes;
 };
 
-// Bits of Case::variant: the forms of the operand that a producer writes, and what an op's cases differ in besides.
+// Bits of Case::variant: the forms of the operand that a producer writes; kA to kD: whatever else an op's cases vary.
 inline constexpr int kPlain = 1, kQ = 2, kQt = 4, kE5m2 = 8, kUnmeasured = 16, kA = 32, kB = 64, kC = 128, kD = 256;
 
 struct Case {

@@ -1,6 +1,6 @@
 #pragma once
-// Runs one case on an engine. Outputs are filled with 0xFF before each run, NaN in every format, so that an element
-// left unwritten shows; so are workspaces, and a margin around every tensor, which must still be there afterwards.
+// Runs one case on an engine. Before each run outputs are filled with 0xFF, which is NaN in every format, so that
+// elements left unwritten show; so are workspaces, and a margin around every tensor, which must be intact afterwards.
 #include <bit>
 #include <cmath>
 #include <cstring>

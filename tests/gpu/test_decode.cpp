@@ -1,6 +1,6 @@
 // The operations of generation on the GPU against double precision on the CPU: every head size and grouping, sequences
-// of unequal lengths, windows, keys in one part and in many; twice the same bits. A step in one kernel is its three
-// operations.
+// of unequal lengths, windows, one and many parts of split-KV; repeated runs give the same bits. attention_step equals
+// its three operations.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
@@ -144,8 +144,8 @@ void Decode::check(const Heads& h, const std::vector<int32_t>& lengths, int64_t 
   EXPECT_LT(distance(got, want), type == DType::f32 ? 1e-12 : 1e-5);
 }
 
-// The step in one kernel is the rotation, the appending and the attention one after the other; what it does not write
-// stays as it was. Both halves of the head, a quarter of it, and what does not turn in vectors of 8.
+// attention_step equals rope_forward, kv_append and attention_decode one after the other, and changes nothing else.
+// With all of the head rotated, a quarter of it, and rotary dimensions that do not fit vectors of 8.
 void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned) {
   const int64_t B = qkv.rows(), S = a.kv.k.shape[2], D = a.heads.D;
   for (const int64_t half : {D / 2, D / 4, D / 16 * 8, int64_t{0}}) {
@@ -199,7 +199,7 @@ TEST_F(Decode, Windows) {
   }
 }
 
-// Many steps, each of which may begin while the ones ahead run: one that read too early would show.
+// Many steps, each of which may begin while the previous ones run: reading too early would show.
 TEST_F(Decode, StepsFollowEachOther) {
   const Heads h{.H = 8, .G = 2, .D = 64};
   const int64_t B = 2, S = 300, steps = 250, W = h.width();

@@ -1,4 +1,4 @@
-// The GPU as device.h promises it: refusals that say what to do, order of streams, copies, times of ops.
+// The GPU keeps the contract of device.h: errors that say what to do, stream order, copies, graphs, times of ops.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Experts that are spread over two cards train the model of one card; so does a model with an odd number of experts
-// that are not, and one whose experts have scales of their own.
+// Expert parallelism over two cards trains the model of one card. So do, on one card, odd numbers of experts and
+// experts with FP8 scales of their own.
 #define BACKEND gpu
 #include "cpu/tiny_model.h"
 #include "ranks.h"

@@ -78,7 +78,7 @@ std::vector<Form> every_form() {
 
 enum class By { gemm, plain_product };
 
-// Largest error of any element, against the bound of its own sum: 1 is the bound.
+// The largest error of any element, relative to its own bound.
 double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset, By by = By::gemm,
              bool settled = false) {
   const auto [M, N, K] = size;
@@ -136,8 +136,8 @@ TEST_F(GpuGemm, TakesViewsThatAreAlignedToOneElement) {
     EXPECT_LE(worst(*machine, f, {80, 96, 64}, 1), 1) << name_of(f.factors) << " to " << name_of(f.d);
 }
 
-// Those of a step of generation, by our own kernel: any number of rows up to 16, columns that fill no block, a K that
-// fills no piece, one that is far longer than what is in flight at a time, and enough columns for blocks of 32.
+// Products of generation's steps, by our own kernel (few_rows.cu): any number of rows up to 16; N that fills no block,
+// or is enough for blocks of 32 columns; K that fills no piece, or is far longer than what is in flight at a time.
 TEST_F(GpuGemm, OfFewRowsIsTheProductToo) {
   for (const bool settled : {false, true})
     for (const Form& f : every_form())
@@ -158,7 +158,7 @@ TEST_F(GpuGemm, OfFewRowsIsTheProductToo) {
         }
 }
 
-// Many products of few rows, each of the last one's result: one that began before its input was there would show.
+// Many products of few rows, each of which reads the last one's result: one that began too early would show.
 TEST_F(GpuGemm, OfFewRowsFollowEachOther) {
   Machine& m = *machine;
   constexpr int64_t C = 512, kTimes = 200;
@@ -176,7 +176,7 @@ TEST_F(GpuGemm, OfFewRowsFollowEachOther) {
       EXPECT_EQ(y[size_t(r * C + c)], x[size_t(r * C + (c + kTimes) % C)]) << r << " " << c;
 }
 
-// Where the library has no kernel. It adds one matrix, and no bias.
+// plain_product, for where cuBLASLt has no kernel. It adds one matrix, and no bias.
 TEST_F(GpuGemm, ThePlainProductIsTheProductToo) {
   for (const std::array<int64_t, 3>& size : {std::array<int64_t, 3>{17, 80, 333}, {333, 5, 80}, {3, 64, 500}})
     for (const Form& f : every_form())
@@ -284,7 +284,7 @@ TEST_F(Fp8Gemm, OfSmallIntegersIsExact) {
     }
 }
 
-// One large product and many small ones: an accumulator of 14 bits that nobody promotes loses the small ones.
+// One large product and many small ones, which an accumulator of 14 bits loses unless it is promoted to fp32.
 TEST_F(Fp8Gemm, SplitAccumulationKeepsSmallAddends) {
   constexpr int64_t M = 16, N = 16, K = 4096;
   Values a(size_t(M * K), 0.25), b(size_t(N * K), 1);

@@ -51,7 +51,7 @@ TEST_F(GemmPlans, AreTunedOnceAndReadFromTheCacheThen) {
   EXPECT_EQ(run(second), run(first));
 }
 
-// What the plan engine met is what gemm() looks for: it chooses nothing anew.
+// gemm() finds the plan that was tuned for its ProductShape, and chooses none anew.
 TEST_F(GemmPlans, AreFoundByTheProductsTheyWereTunedFor) {
   Machine m;
   const Tensor a = m.tensor(DType::bf16, {64, 128}), b = m.tensor(DType::bf16, {256, 128});

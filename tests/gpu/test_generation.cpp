@@ -1,4 +1,4 @@
-// On a card octet generate chooses transformers' tokens, as the CPU engine does, and octet eval finds its losses.
+// On a GPU octet generate chooses transformers' tokens, as the CPU engine does, and octet eval finds the same losses.
 #include "cli/tiny_run.h"
 #include "golden.h"
 #include "host/engine.h"

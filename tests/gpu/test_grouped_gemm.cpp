@@ -1,5 +1,5 @@
-// The products of experts on the GPU equal three plain loops for any numbers of tokens; what stands behind the last row
-// never matters, nothing is written beside the outputs, and on Hopper no host waits for the offsets.
+// Grouped products on the GPU equal three plain loops for any numbers of tokens; the contents of unused rows never
+// matter, nothing is written outside the outputs, and on Hopper the host does not wait for the offsets.
 #define BACKEND gpu
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -216,7 +216,7 @@ TEST_F(GroupedGemm, EachExpertHasItsScales) {
   }
 }
 
-// One large product and many small ones: an accumulator of 14 bits that nobody promotes loses the small ones.
+// One large product and many small ones, which an accumulator of 14 bits loses unless it is promoted to fp32.
 TEST_F(GroupedGemm, SplitAccumulationKeepsSmallAddends) {
   if (!machine->device.target().fp8()) GTEST_SKIP() << "a GPU without FP8";
   constexpr int64_t R = 32, N = 16, K = 4096;

@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 and 2^32 elements: what an operation gives for the last rows of a large matrix is, bit for
-// bit, what it gives for these rows alone. An index of 32 bits would miss them.
+// Tensors of more than 2^31 and 2^32 elements: the last rows of an operation's result are, bit for bit, those of the
+// operation on these rows alone. A 32-bit index would miss them.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// NCCL's collectives of the gpu engine on two cards: sums of two terms are exact, copies are copies, groups run as one,
-// and a rank that fails ends the other, which waits on its card.
+// The gpu engine's collectives on two cards: sums of two terms are exact, copies are copies, groups run as one, and a
+// rank that fails ends the other, which waits for it on the card.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 

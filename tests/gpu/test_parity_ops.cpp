@@ -1,7 +1,6 @@
 // The GPU computes what the CPU computes: every op outside products and attention, on fresh random inputs.
-//   close   1 - 2<x,y>/(|x|^2+|y|^2) under 1e-10 (fp32 outputs) or 1e-5 (bf16); and against the same op in f64 the
-//   GPU's
-//           error is at most twice the CPU's
+//   close   1 - 2<x,y>/(|x|^2+|y|^2) under 1e-10 (fp32 outputs) or 1e-5 (bf16); and the GPU's error against the same
+//           op in f64 is at most twice the CPU's
 //   codes   FP8 of computed values: a last bit may cross a tie in less than 1e-3 of them
 //   bits    equal: FP8 of given values, transposes, copies, scales
 // And: two runs of the GPU give the same bits; nothing is left unwritten; nothing is written outside.

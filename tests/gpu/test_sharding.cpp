@@ -1,5 +1,5 @@
 // Two GPUs train the model of one through NCCL, at every stage, as threads and as processes; runs repeat bit for bit; a
-// rank that is killed or stopped ends the job, with its name and the collective that the other one waits in.
+// rank that is killed or stopped ends the job, and the message names it and the collective that the other waits in.
 #define BACKEND gpu
 #include "device/device.h"
 #include "mpi/job.h"

@@ -1,4 +1,4 @@
-// Training on a card, as a user starts it: two deterministic runs give the same bits, stopping and resuming changes
+// Training on a GPU, as a user starts it: two deterministic runs give the same bits, stopping and resuming changes
 // none, and the losses are those of the CPU engine.
 #include <cmath>
 

@@ -1,6 +1,7 @@
-// Kernels in close order (ops/gpu/launch.cuh) give the bits of kernels one after the other. Random programs over a few
-// small tensors: each operation reads what others have just written, and writes what others have just read; behind a
-// long product, so that all of them are waiting and follow as closely as they can; as they are given, and as a graph.
+// Programmatic dependent launch (ops/gpu/launch.cuh) does not change a bit: random programs over a few small tensors,
+// in which each operation reads what others have just written and overwrites what others have just read. They run
+// behind a long matrix product, so that all launches are queued and overlap as much as they can; as launched, and as a
+// CUDA graph; and are compared with the same program with a host wait after every operation.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
@@ -39,13 +40,13 @@ class Program {
     fill_zero(s_, large_);
   }
 
-  // Bytes of all that the operations write. wait: after each of them.
+  // Runs the program; returns the bytes of everything it writes. wait: for the device, after each operation.
   std::vector<char> run(bool wait) {
     start();
     operations(wait);
     return bytes();
   }
-  std::vector<char> replay() {  // plain, recorded, and once more
+  std::vector<char> replay() {  // an ordinary run, the captured one, and a replay
     Recording recording(s_);
     for (int i = 0; i < 3; ++i) {
       start();
@@ -161,7 +162,7 @@ void Program::one(int which, Tensor y, Tensor a, Tensor b, uint64_t i) {
   }
 }
 
-TEST(CloseOrder, GivesTheBitsOfOneAfterTheOther) {
+TEST(DependentLaunch, GivesTheBitsOfSeparateLaunches) {
   if (!device_available()) GTEST_SKIP() << "no GPU";
   Machine m;
   for (const auto& [N, C] : {std::pair{16, 256}, {16, 1024}, {640, 512}, {1000, 2048}})
