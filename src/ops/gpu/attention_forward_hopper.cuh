@@ -1,7 +1,7 @@
 #pragma once
 // The producer side of attention_forward_hopper.cu, and what it shares with the consumers
 // (attention_forward_strips.cuh): tile sizes, the layout of shared memory, the order of work.
-#include "ops/gpu/attention_tiles.cuh"
+#include "ops/gpu/attention_common.cuh"
 #include "ops/gpu/hopper.cuh"
 #include "ops/gpu/wgmma.cuh"
 

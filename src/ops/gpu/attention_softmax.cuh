@@ -3,7 +3,7 @@
 // row is a running maximum that may lag behind: o and the sum are rescaled only when a score of the warp exceeds its
 // base by more than kLag (in base 2), which is rare after the first tiles. Until then p may be as large as 2^kLag, at
 // the same relative precision.
-#include "ops/gpu/attention_tiles.cuh"
+#include "ops/gpu/attention_common.cuh"
 
 namespace octet::BACKEND {
 
