@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -37,18 +38,6 @@ fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.
 bool is_device(const fs::path& path) {
   const std::string name = fs::absolute(path).lexically_normal().string();
   return (name.starts_with("/dev/") && !name.starts_with("/dev/shm/")) || name.starts_with("/proc/");
-}
-
-// The target of a chain of symbolic links, whether it exists or not: a rename would replace the link itself.
-fs::path followed(const fs::path& name) {
-  constexpr int kMost = 40;  // as many as the kernel follows
-  fs::path path = name;
-  std::error_code none;
-  for (int i = 0; fs::is_symlink(path, none); ++i) {
-    if (i == kMost) refused_path("write", name, ELOOP);
-    path = path.parent_path() / fs::read_symlink(path);
-  }
-  return path;
 }
 
 struct Closer {
@@ -137,6 +126,17 @@ void refused_path(const char* verb, const fs::path& path, int error) {
   const std::string text = concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error), remedy);
   if (user) throw InputError(text);
   throw SystemError(text);
+}
+
+fs::path followed(const fs::path& name) {
+  constexpr int kMost = 40;  // as many as the kernel follows
+  fs::path path = name;
+  std::error_code none;
+  for (int i = 0; fs::is_symlink(path, none); ++i) {
+    if (i == kMost) refused_path("write", name, ELOOP);
+    path = path.parent_path() / fs::read_symlink(path);
+  }
+  return path;
 }
 
 MappedFile::MappedFile(const fs::path& path, Access access) : path_(path) {
@@ -265,7 +265,14 @@ void keep_inputs(const fs::path& output, const std::vector<std::string>& inputs)
 
 void append_to_file(const fs::path& path, std::string_view text) {
   const Closer file{open_or_throw(path, O_WRONLY | O_CREAT | O_APPEND, "write")};
-  pwrite_all(file.fd, text.data(), text.size(), 0, false, path);
+  struct stat before {};
+  const bool regular = ::fstat(file.fd, &before) == 0 && S_ISREG(before.st_mode);
+  try {
+    pwrite_all(file.fd, text.data(), text.size(), 0, false, path);
+  } catch (...) {
+    if (regular && ::ftruncate(file.fd, before.st_size) != 0) std::perror("octet");
+    throw;
+  }
 }
 
 void sync_path(const fs::path& path) {

@@ -1,10 +1,14 @@
 #include "base/log.h"
 
+#include <fcntl.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <memory>
 
 namespace octet {
@@ -29,9 +33,14 @@ spdlog::level::level_enum level_of(LogLevel level) {
 // Standard output up to info, standard error from warnings on.
 class SplitSink final : public spdlog::sinks::sink {
  public:
+  explicit SplitSink(LogSetup::Readers readers) : readers_(readers) {
+    if (readers_ == LogSetup::Readers::may_leave) std::signal(SIGPIPE, SIG_IGN);
+  }
   void log(const spdlog::details::log_msg& message) override {
-    if (message.level >= spdlog::level::warn) err_.log(message);
-    else out_.log(message);
+    if (message.level >= spdlog::level::warn) return err_.log(message);
+    errno = 0;
+    out_.log(message);
+    if (readers_ == LogSetup::Readers::may_leave && errno == EPIPE && std::ferror(stdout)) drop_output();
   }
   void flush() override { out_.flush(), err_.flush(); }
   void set_formatter(std::unique_ptr<spdlog::formatter>) override {}  // each stream has its own pattern
@@ -44,6 +53,16 @@ class SplitSink final : public spdlog::sinks::sink {
   }
 
  private:
+  // Not by closing it: the next file to be opened would have its number.
+  void drop_output() {
+    const int none = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (none < 0 || ::dup2(none, STDOUT_FILENO) < 0) return;
+    ::close(none);
+    std::clearerr(stdout);
+    std::fputs("octet: nobody reads standard output any more: the run goes on without its lines\n", stderr);
+  }
+
+  const LogSetup::Readers readers_;
   spdlog::sinks::stdout_sink_mt out_;
   spdlog::sinks::stderr_sink_mt err_;
 };
@@ -51,7 +70,7 @@ class SplitSink final : public spdlog::sinks::sink {
 }  // namespace
 
 void start_logging(const LogSetup& setup) {
-  auto sink = std::make_shared<SplitSink>();
+  auto sink = std::make_shared<SplitSink>(setup.readers);
   sink->set_patterns(setup.ranks > 1 ? concat("rank ", setup.rank, ": ") : "");
   auto logger = std::make_shared<spdlog::logger>(kLogger, sink);
   const LogLevel level = setup.rank == 0 ? setup.level : std::max(setup.level, LogLevel::warning);

@@ -12,6 +12,9 @@ enum class LogLevel { debug, info, warning, error };
 struct LogSetup {
   int rank = 0, ranks = 1;
   LogLevel level = LogLevel::info;
+  // A reader that leaves (`| head`) ends the process, as of any program; or, of one whose work is worth more than its
+  // lines, only the lines.
+  enum class Readers { needed, may_leave } readers = Readers::needed;
 };
 void start_logging(const LogSetup& setup);  // once, before the first message; without it: one rank, info
 

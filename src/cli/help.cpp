@@ -90,7 +90,9 @@ std::string general_help() {
          "octet help config those of a config. With --json a command prints for programs.\n\n"
          "Exit codes:\n"
          "  0  done\n"
-         "  1  a check failed: octet verify found a difference, octet inspect a wrong checksum\n"
+         "  1  a check failed: octet verify found a difference, octet inspect a wrong checksum, octet train only "
+         "steps\n"
+         "     that were skipped (training.max_skipped in a row)\n"
          "  2  the input is wrong; the message says what, where, and what to do\n"
          "  3  a fault of the system: a full disk, no memory, a lost rank, or a fault of octet\n"
          "  4  octet train saved and ended on SIGTERM, SIGINT or SIGHUP\n";

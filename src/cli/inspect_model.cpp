@@ -85,7 +85,8 @@ void add_state(json& report, const fs::path& folder, const json& state, const In
   const json training = config.is_object() ? config.value("training", json::object()) : json::object();
   const json seq_len = training.is_object() ? training.value("seq_len", json(0)) : json(0);
   int64_t tokens = 0;
-  if (seq_len.is_number_integer() && __builtin_mul_overflow(number("samples"), seq_len.get<int64_t>(), &tokens))
+  if (state.contains("tokens")) tokens = number("tokens");
+  else if (seq_len.is_number_integer() && __builtin_mul_overflow(number("samples"), seq_len.get<int64_t>(), &tokens))
     bad_input((folder / "state.json").string(), ": more tokens than can be counted; the checkpoint is damaged");
   report["tokens"] = tokens;
   report["config"] = config;

@@ -115,8 +115,9 @@ void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body) 
   body(alone);
 }
 
-void log_as(const RunConfig& config, const Host* mpi) {
-  start_logging({.rank = mpi ? mpi->rank() : 0, .ranks = mpi ? mpi->size() : 1, .level = config.log.level});
+void log_as(const RunConfig& config, const Host* mpi, LogSetup::Readers readers) {
+  start_logging(
+      {.rank = mpi ? mpi->rank() : 0, .ranks = mpi ? mpi->size() : 1, .level = config.log.level, .readers = readers});
 }
 
 TokenFlops token_flops(const RunConfig& config, int64_t ranks, const Target& target, const PlanResult& plan) {

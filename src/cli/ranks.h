@@ -2,6 +2,7 @@
 // On what a command runs: the engine and its target, and the ranks.
 #include <functional>
 
+#include "base/log.h"
 #include "cli/command.h"
 #include "host/engine.h"
 
@@ -25,7 +26,7 @@ RunConfig with_shard_degree(const RunConfig&, Host&, const Engine&, const Planne
 int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun, or of --ranks
 // The ranks of mpirun, or `ranks` threads, or this process alone; with their share of the processors.
 void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body);
-void log_as(const RunConfig& config, const Host* mpi);
+void log_as(const RunConfig& config, const Host* mpi, LogSetup::Readers readers = LogSetup::Readers::needed);
 
 inline constexpr OptionSpec kRanksOption{"ranks", "N", "ranks as threads of this process (else: those of mpirun)", "1"};
 

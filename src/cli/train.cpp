@@ -20,7 +20,7 @@ int train(const Arguments& arguments, Host* mpi) {
 
   require_training(config);
   validate(config, ranks);
-  log_as(config, mpi);
+  log_as(config, mpi, LogSetup::Readers::may_leave);
   const Engine& engine = choose_engine(config);
   const Planner planner = planner_for(target_of(engine, config), int(ranks));
   TrainResult result;

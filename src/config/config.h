@@ -53,8 +53,15 @@ std::vector<std::string> unused_options(const RunConfig& config);
 void require_training(const RunConfig& config);  // data and a length, which a plan or a benchmark does without
 
 int64_t tokens_per_step(const RunConfig& config);
-int64_t total_steps(const RunConfig& config);                 // 0 when neither steps nor tokens are given
-int64_t micro_steps(const RunConfig& config, int64_t ranks);  // micro-batches of a step on each rank
+int64_t total_steps(const RunConfig& config);  // 0 when neither steps nor tokens are given
+// What a run has behind it, perhaps with batches of another size.
+struct Done {
+  int64_t step = 0, samples = 0, tokens = 0;  // samples: sequences, of all ranks as the tokens
+};
+// Where the run ends: at training.steps, or as many steps on as training.tokens leaves room for.
+int64_t total_steps(const RunConfig& config, const Done& done);
+double learning_rate(const RunConfig& config, const Done& done);  // of the next step
+int64_t micro_steps(const RunConfig& config, int64_t ranks);      // micro-batches of a step on each rank
 
 std::vector<OptionLine> all_options();                    // with their defaults, the model's included
 std::string option_table(std::string_view section = "");  // for `octet help`: all, or those of one section

@@ -81,7 +81,7 @@ struct Fp8Config : Section {
                            {{"HYBRID", Fp8Format::hybrid}, {"E4M3", Fp8Format::e4m3}, {"E5M2", Fp8Format::e5m2, false}},
                            Aliases{"fp8_format"}};
   Option<int64_t> margin{
-      this, "margin", 0, "headroom: scales are 2^-margin of the largest", between(-32, 32), Aliases{"fp8_margin"}};
+      this, "margin", 0, "headroom: scales are 2^-margin of the largest", between(0, 32), Aliases{"fp8_margin"}};
   Option<int64_t> interval{this, "interval", 1, "updates between new scales", at_least(1), Aliases{"fp8_interval"}};
   Option<int64_t> amax_history_len{
       this, "amax_history_len", 32, "past maxima that are kept", between(1, 65536), Aliases{"fp8_amax_history_len"}};

@@ -25,7 +25,7 @@ double learning_rate(const ScheduleConfig& schedule, int64_t step, int64_t total
   // The decay runs from `first`, which still has the peak, to `last`, which has the floor.
   const bool wsd = schedule.kind == ScheduleKind::wsd;
   const int64_t first = wsd ? std::max(warmup, last - decay_steps(schedule, total_steps)) : warmup;
-  if (step >= last && (last > first || warmup > 0)) return floor;
+  if (step >= last && last > 0) return floor;
   if (step <= first) return peak;
   const double done = double(step - first) / double(last - first);  // in (0, 1)
   const double left = schedule.kind == ScheduleKind::cosine ? (1 + std::cos(std::numbers::pi * done)) / 2 : 1 - done;

@@ -41,6 +41,10 @@ struct TrainingConfig : Section {
                              between(0, kMostSteps)};
   Option<int64_t> eval_sequences{this, "eval_sequences", 64, "sequences of the fixed validation set (0: no evaluation)",
                                  at_least(0)};
+  Option<int64_t> max_skipped{
+      this, "max_skipped", 50,
+      "steps skipped in a row (loss, gradients or casts not finite) that end the run (0: never)",
+      between(0, kMostSteps)};
   Option<bool> deterministic{this, "deterministic", false,
                              "the same bits from run to run on a GPU, at some cost (the CPU always gives them)"};
 };

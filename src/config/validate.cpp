@@ -174,6 +174,26 @@ int64_t total_steps(const RunConfig& config) {
   return (t.tokens - 1) / tokens_per_step(config) + 1;
 }
 
+static bool counts_tokens(const RunConfig& config) { return config.training.steps == 0 && config.training.tokens > 0; }
+
+int64_t total_steps(const RunConfig& config, const Done& done) {
+  if (!counts_tokens(config)) return total_steps(config);
+  const int64_t left = config.training.tokens - done.tokens;
+  return done.step + (left > 0 ? (left - 1) / tokens_per_step(config) + 1 : 0);
+}
+
+// A run of so many tokens is as far along as its tokens are, whatever batches they came in; but a warm-up that is given
+// in steps is over after them.
+double learning_rate(const RunConfig& config, const Done& done) {
+  const int64_t per_step = tokens_per_step(config), total = total_steps(config);
+  int64_t step = done.step;
+  if (counts_tokens(config)) {
+    const int64_t warmup = config.schedule.warmup_steps, left = total_steps(config, done) - done.step;
+    step = done.step < warmup ? done.step : std::max(warmup, total - left);
+  }
+  return learning_rate(config.schedule, step, total, per_step);
+}
+
 int64_t micro_steps(const RunConfig& config, int64_t ranks) {
   return config.training.global_batch_size / (ranks * config.training.micro_batch_size);
 }

@@ -1,7 +1,8 @@
 #pragma once
 // Training samples from token files. Sample g of the endless sequence over all epochs is a pure function of (files,
 // config, g): nothing is stored, so a resumed run, another rank or another batch size reads the same sequence.
-// Step s of a run with a global batch of G samples takes samples [sG, (s+1)G); rank r of R takes its contiguous share.
+// Step s of a run with a global batch of G samples takes samples [sG, (s+1)G); its m-th R M of them
+// are computed at once: rank r of R takes the r-th M of those.
 //
 // Window i of a file is its tokens [iT, iT + T], of which the first T are inputs and the last T targets. So each token
 // but a file's first is a target in exactly one window; the last window is padded (targets kIgnore).

@@ -35,7 +35,7 @@ void write_holder(int fd) {
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, text.data(), text.size(), 0) < 0) return;
 }
 
-constexpr std::string_view kSaving = ".saving-", kReplaced = ".replaced-";
+constexpr std::string_view kSaving = ".saving-", kReplaced = ".replaced-", kRemoving = ".removing-";
 
 // Of saves that were cut short. One that cannot be removed is in nobody's way.
 void clear_rests(const fs::path& folder) {
@@ -43,7 +43,8 @@ void clear_rests(const fs::path& folder) {
   std::vector<fs::path> rests;
   for (const auto& entry : fs::directory_iterator(folder, none)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with(kSaving) || name.starts_with(kReplaced)) rests.push_back(entry.path());
+    for (const std::string_view kind : {kSaving, kReplaced, kRemoving})
+      if (name.starts_with(kind)) rests.push_back(entry.path());
   }
   for (const fs::path& rest : rests) {
     const std::string name = rest.filename().string();
@@ -81,6 +82,17 @@ RunFolder::RunFolder(const fs::path& folder) {
 
 RunFolder::~RunFolder() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+std::error_code remove_checkpoint(const fs::path& folder) {
+  const fs::path doomed = folder.parent_path() / concat(kRemoving, folder.filename().string());
+  std::error_code error, none;
+  if (!fs::is_symlink(folder, none)) fs::remove(folder / "COMPLETE", error);  // from here on it is none
+  if (error) return error;
+  fs::remove_all(doomed, none);  // of the same step, before
+  fs::rename(folder, doomed, error);
+  fs::remove_all(error ? folder : doomed, error);
+  return error;
 }
 
 void replace_folder(const fs::path& staged, const fs::path& final) {

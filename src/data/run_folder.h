@@ -5,7 +5,8 @@
 namespace octet {
 
 // Makes the folder and holds it until the end of the object, or of the process however it ends. InputError: another
-// run holds it, or it cannot be made. What an interrupted save left there (.saving-N, .replaced-step-N) is put right.
+// run holds it, or it cannot be made. What an interrupted save left there (.saving-N, .replaced-step-N,
+// .removing-step-N) is put right.
 class RunFolder {
  public:
   explicit RunFolder(const std::filesystem::path& folder);
@@ -15,6 +16,10 @@ class RunFolder {
  private:
   int fd_ = -1;
 };
+
+// Of a checkpoint: what is removed by half has no checkpoint's name any more, and goes when the next run holds the
+// folder. Of a link, not what it leads to.
+std::error_code remove_checkpoint(const std::filesystem::path& folder);
 
 // `staged` becomes `final` in one step; what stood there is removed afterwards, never before.
 void replace_folder(const std::filesystem::path& staged, const std::filesystem::path& final);

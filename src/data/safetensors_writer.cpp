@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/files.h"
 #include "base/refused.h"
 
 namespace octet {
@@ -21,7 +22,7 @@ constexpr int64_t kChunk = 1 << 15;  // elements converted at a time
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, const std::vector<StoredTensor>& tensors,
                                      const std::map<std::string, std::string>& metadata, WriterRole role)
-    : path_(std::move(path)), working_(path_), role_(role) {
+    : path_(role == WriterRole::whole ? followed(path) : std::move(path)), working_(path_), role_(role) {
   if (role_ == WriterRole::whole) working_ += ".tmp";
   const std::string text = header(tensors, metadata);
   try {

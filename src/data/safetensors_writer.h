@@ -20,7 +20,8 @@ struct StoredTensor {
   std::vector<int64_t> shape;
 };
 
-// whole:  writes PATH.tmp; close() checks that every byte was written, and renames it to PATH. The usual choice.
+// whole:  writes PATH.tmp; close() checks that every byte was written, and renames it to PATH, or to what a link of
+//         that name leads to. The usual choice.
 // create: writes PATH itself, which the caller has staged in a folder of its own. One process does this …
 // join:   … and, when its constructor is done, others join it with the same tensors and metadata.
 enum class WriterRole { whole, create, join };

@@ -7,9 +7,15 @@
 namespace octet::BACKEND {
 
 void ParameterStore::publish(Stream& s, Masters masters) {
+  wait_for_gradients(s);  // what is gathered there still reads what is cast here, in groups that agree here
   if (!options_.delayed_weights) {
-    if (masters == Masters::changed) measure_masters(s);  // AdamW has measured them already
-    scales_.update(s, &all_, {});                         // all ranks must agree on the scales before any of them casts
+    // After AdamW the maxima are there already. All ranks agree before any of them casts.
+    if (masters == Masters::stepped) {
+      scales_.update(s, &all_, {});
+    } else {
+      measure_masters(s);
+      scales_.refit(s, &all_, {});
+    }
   } else if (masters == Masters::stepped) {
     scales_.update(s, &all_, {});  // with the maxima that the previous casts measured
   } else if (scales_.size()) {

@@ -94,7 +94,8 @@ std::vector<std::string> HealthWatch::alarms(const HealthReport& report) {
     seen.insert(layer);
     check(h.saturated_share(), config_.alarm_saturated, "saturate",
           "raise fp8.margin, lengthen fp8.amax_history_len, set fp8.recipe to current,");
-    check(h.flushed_share(), config_.alarm_flushed, "become zero", "lower fp8.margin, shorten fp8.amax_history_len");
+    check(h.flushed_share(), config_.alarm_flushed, "become zero",
+          config_.margin > 0 ? "lower fp8.margin, shorten fp8.amax_history_len" : "shorten fp8.amax_history_len");
   }
   for (const std::string& layer : seen) {
     if (alarmed.contains(layer)) ++in_a_row_[layer];

@@ -1,5 +1,6 @@
 #include "precision/scaling.h"
 
+#include <bit>
 #include <cmath>
 #include <unordered_map>
 
@@ -57,14 +58,30 @@ void DelayedScaling::fit_cold(Stream& s, Comm& group) {
     if (cold_[size_t(i)]) current_scale(s, frozen(i).scale, measured(i).amax, largest_of(i), options_.power_of_2);
 }
 
-void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
+void DelayedScaling::refit(Stream& s, Comm* group, Tensor state) {
   if (size() == 0) return;
   if (group) group->all_reduce(s, state_.amax, Reduce::max);
+  warm_up(s);
   state_.rescale = updates_ % options_.interval == 0;
   update_scales(s, state_, state);
   if (groups_) lend_scales(s, state_, groups_);
-  cold_.assign(cold_.size(), 0);
-  ++updates_;
+}
+
+void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
+  refit(s, group, state);
+  if (size()) ++updates_;
+}
+
+// A first maximum that is not finite leaves neither history nor scale: such a slot still measures itself. (Transformer
+// Engine's rule takes it into the history.) The maxima are those of the group, so that its ranks agree.
+void DelayedScaling::warm_up(Stream& s) {
+  if (std::count(cold_.begin(), cold_.end(), 1) == 0) return;
+  std::vector<uint32_t> amax(size_t(size()), 0);
+  if (!options_.te_compat && !options_.cold_one && !options_.current) {
+    copy_to_host(s, amax.data(), state_.amax.data, state_.amax.bytes());
+    s.synchronize();
+  }
+  for (size_t i = 0; i < amax.size(); ++i) cold_[i] = cold_[i] && !(std::bit_cast<float>(amax[i]) <= kLargestFloat);
 }
 
 Slot DelayedScaling::frozen(int slot) const {
@@ -78,7 +95,7 @@ Slot DelayedScaling::measured(int slot) const {
 
 DelayedScaling::Snapshot DelayedScaling::save(Stream& s) const {
   const size_t S = size_t(size()), L = size_t(options_.history);
-  Snapshot out{.updates = updates_, .history = int64_t(L) - 1, .names = names_};
+  Snapshot out{.updates = updates_, .history = int64_t(L) - 1, .names = names_, .cold = cold_};
   if (S == 0) return out;
   std::vector<float> scale(4 * S), rows(L * S);
   out.nonfinite.resize(S);
@@ -104,7 +121,7 @@ int DelayedScaling::load(Stream& s, const Snapshot& from) {
     const auto it = index.find(names_[i]);
     if (it == index.end()) continue;
     ++found;
-    cold_[i] = from.updates == 0;
+    cold_[i] = from.cold.empty() ? from.updates == 0 : from.cold[it->second];
     scale[4 * i] = from.scale[it->second];
     if (!from.largest.empty() && from.largest[it->second] != largest_of(int(i)))
       scale[4 * i] = std::min(kLargestFloat, scale[4 * i] * (largest_of(int(i)) / from.largest[it->second]));

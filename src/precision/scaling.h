@@ -31,8 +31,10 @@ class DelayedScaling {
   // used after others, when only the device knows that it has no history, casts with the smallest of their scales.
   void alike(int first, int count) { alike_.insert(alike_.end(), {first, count}); }
   void materialise(Stream&, Arena&);  // after the model is built
-  // Once a micro-batch (or step), after its backward; every rank of `group` calls it. state: the step's, or none.
+  // Once a micro-batch (or step), after its backward; every rank of `group` calls it. state: the step's, or none. Waits
+  // for the device while there are slots without history.
   void update(Stream&, Comm* group, Tensor state);
+  void refit(Stream&, Comm* group, Tensor state);  // the same, but it counts as no update
 
   Slot measured(int slot) const;  // for casts that train
   Slot frozen(int slot) const;    // recomputation and evaluation leave no trace
@@ -56,6 +58,7 @@ class DelayedScaling {
     std::vector<float> scale, rows;   // (S); (history, S)
     std::vector<uint32_t> nonfinite;  // (S)
     std::vector<float> largest;       // (S): what scales stretch to; may be missing
+    std::vector<char> cold;           // (S): no history yet; may be missing
   };
   Snapshot save(Stream&) const;
   // By name; another history length keeps the newest rows, another format or margin its proportion; slots that are
@@ -80,6 +83,7 @@ class DelayedScaling {
   std::vector<int32_t> alike_;  // first and count of each group
   Tensor groups_{};             // the same on the device
   ScaleState state_{};
+  void warm_up(Stream&);    // what has been measured is cold no longer
   std::vector<char> cold_;  // no history yet
   int64_t updates_ = 0;
   Tensor counts_{}, largest_scale_{};  // (S,2,4) u32; (4) f32

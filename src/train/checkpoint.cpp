@@ -67,6 +67,7 @@ void write_scales(Session& s, const fs::path& path) {
     tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
     tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
     tensors.push_back({kind + ".largest", DType::f32, {S}});
+    tensors.push_back({kind + ".cold", DType::i32, {S}});
     metadata[kind + ".names"] = json(snapshot.names).dump();
     metadata[kind + ".updates"] = std::to_string(snapshot.updates);
   }
@@ -75,22 +76,20 @@ void write_scales(Session& s, const fs::path& path) {
     writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
     writer.write(kind + ".history", 0, std::span<const float>(snapshot.rows));
     writer.write(kind + ".largest", 0, std::span<const float>(snapshot.largest));
-    const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end());
+    const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end()),
+        cold(snapshot.cold.begin(), snapshot.cold.end());
+    writer.write(kind + ".cold", 0, std::span<const int32_t>(cold));
     writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
   }
   writer.close();
 }
 
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
-  json state{{"format", kCheckpointFormat},
-             {"step", r.step},
-             {"samples", r.samples},
-             {"updates", r.counters.updates},
-             {"skipped", r.counters.skipped},
-             {"data", std::to_string(r.data)},
-             {"tokenizer", std::to_string(r.tokenizer)},
-             {"ranks", s.host.size()},
-             {"fallbacks", r.fallbacks},
+  json state{{"format", kCheckpointFormat},    {"step", r.done.step},
+             {"samples", r.done.samples},      {"tokens", r.done.tokens},
+             {"updates", r.counters.updates},  {"skipped", r.counters.skipped},
+             {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)},
+             {"ranks", s.host.size()},         {"fallbacks", r.fallbacks},
              {"config", resolved(s.config)}};
   if (has_dynamic_loss_scale(s)) {
     state["loss_scale"] = r.counters.loss_scale;
@@ -131,17 +130,15 @@ static void drop_old(const fs::path& dir, int64_t step, int64_t keep) {
   std::vector<fs::path> all = complete_checkpoints(dir);
   std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
-    std::error_code error;
-    if (!fs::is_symlink(all[i])) fs::remove(all[i] / "COMPLETE", error);  // first: half removed it is none
-    if (!error) fs::remove_all(all[i], error);                            // of a link, not what it leads to
-    if (error) log_warning("cannot remove the old checkpoint ", all[i].string(), ": ", error.message());
+    if (const std::error_code error = remove_checkpoint(all[i]))
+      log_warning("cannot remove the old checkpoint ", all[i].string(), ": ", error.message());
   }
 }
 
 std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   Session& s = trainer.session;
   const fs::path dir = *s.config.checkpoint.dir;
-  std::string digits = std::to_string(state.step);
+  std::string digits = std::to_string(state.done.step);
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
   const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
   try {
@@ -153,7 +150,7 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   }
   if (s.host.rank() == 0) {
     replace_folder(staged, final);
-    drop_old(dir, state.step, s.config.checkpoint.keep);
+    drop_old(dir, state.done.step, s.config.checkpoint.keep);
   }
   s.host.barrier();
   return final.string();

@@ -4,11 +4,10 @@
 //   config.json            the model as transformers (4 or 5) describes it
 //   optimizer.safetensors  NAME.m and NAME.v, moments
 //   fp8.safetensors        scales and histories by name, where there are any; other ranks' own: fp8.rank-N.safetensors
-//   state.json             step, samples, counters, loss scale, resolved config, fingerprints, layers that left FP8
-//   plans.jsonl            which product plans timing chose: the same bits after a resume
-//   tokenizer.model        where data.tokenizer names it
-//   checksums.json         of every tensor and file above (data/checksums.h)
-//   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
+//   state.json             step, samples, tokens, counters, loss scale, resolved config, fingerprints, layers that left
+//   FP8 plans.jsonl            which product plans timing chose: the same bits after a resume tokenizer.model where
+//   data.tokenizer names it checksums.json         of every tensor and file above (data/checksums.h) COMPLETE written
+//   last: a folder without it is a save that was cut short, and is ignored
 // A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed, nor
 // by another run (data/run_folder.h). Ranks write their own ranges of the same files and read any: a run resumes on any
 // number of ranks.
@@ -20,14 +19,15 @@
 namespace octet::BACKEND {
 
 struct RunState {
-  int64_t step = 0, samples = 0;
+  Done done;
   StepState counters;
   uint64_t data = 0, tokenizer = 0;      // fingerprints; 0: unknown
   std::vector<std::string> fallbacks{};  // layers that fp8.fallback took out of FP8
   int64_t tokens_per_step = 0;           // of the config that is saved; 0: unknown
 };
 
-// Saves step `state.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its folder.
+// Saves step `state.done.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its
+// folder.
 std::string save_checkpoint(Trainer&, const RunState&);
 // Everything but the data's position, which the caller takes from what is returned. InputError: it does not fit this
 // run, or what was read is not what its checksums.json says (train/integrity.h).

@@ -102,10 +102,13 @@ void read_scales(Session& s, const fs::path& folder, const Integrity& integrity)
     const std::vector<int64_t>& shape = file.at(kind + ".history").shape;
     snapshot.history = shape.empty() ? -1 : shape[0];
     for (int32_t n : file.read_all<int32_t>(kind + ".nonfinite")) snapshot.nonfinite.push_back(uint32_t(n));
+    if (file.find(kind + ".cold"))
+      for (int32_t n : file.read_all<int32_t>(kind + ".cold")) snapshot.cold.push_back(n != 0);
     const size_t S = snapshot.names.size();
     if (snapshot.history < 0 || snapshot.scale.size() != S || snapshot.nonfinite.size() != S ||
         snapshot.rows.size() != S * size_t(snapshot.history) ||
-        (!snapshot.largest.empty() && snapshot.largest.size() != S))
+        (!snapshot.largest.empty() && snapshot.largest.size() != S) ||
+        (!snapshot.cold.empty() && snapshot.cold.size() != S))
       bad_input(path.string(), ": its tensors of ", kind, " do not agree in size");
     for (const std::vector<float>* values : {&snapshot.scale, &snapshot.largest})  // a history may hold infinities
       for (size_t i = 0; i < values->size(); ++i)
@@ -146,17 +149,12 @@ std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
   return layers;
 }
 
-// Of the config that was saved; 0 where there is none, or another.
-static int64_t tokens_per_step_of(const json& state) {
+// An option of the config that was saved; 0 where there is none, or another.
+static int64_t saved_option(const json& state, const char* key) {
   const json config = state.value("config", json());
   const json training = config.is_object() ? config.value("training", json()) : json();
-  int64_t tokens = 1;
-  for (const char* key : {"global_batch_size", "seq_len"}) {
-    const json factor = training.is_object() ? training.value(key, json()) : json();
-    if (!factor.is_number_unsigned() || factor.get<uint64_t>() > INT32_MAX) return 0;
-    tokens *= factor.get<int64_t>();
-  }
-  return tokens;
+  const json value = training.is_object() ? training.value(key, json()) : json();
+  return value.is_number_unsigned() && value.get<uint64_t>() <= INT32_MAX ? value.get<int64_t>() : 0;
 }
 
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
@@ -168,7 +166,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
     return state[key].get<int64_t>();
   };
   constexpr uint64_t kMost = uint64_t{1} << 53;  // room for what is counted from there
-  RunState r{.step = number("step", kMost), .samples = number("samples", kMost)};
+  RunState r{.done = {.step = number("step", kMost), .samples = number("samples", kMost)}};
   r.counters.updates = uint32_t(number("updates", UINT32_MAX));
   r.counters.skipped = uint32_t(number("skipped", UINT32_MAX));
   read_loss_scale(s, state, (folder / "state.json").string(), r.counters);
@@ -180,7 +178,11 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   r.data = fingerprint("data");
   r.tokenizer = fingerprint("tokenizer");
   r.fallbacks = fallbacks_of(folder);
-  r.tokens_per_step = tokens_per_step_of(state);
+  const int64_t seq_len = saved_option(state, "seq_len");
+  r.tokens_per_step = saved_option(state, "global_batch_size") * seq_len;
+  if (state.contains("tokens")) r.done.tokens = number("tokens", uint64_t{1} << 62);
+  else if (__builtin_mul_overflow(r.done.samples, seq_len ? seq_len : s.config.training.seq_len, &r.done.tokens))
+    bad_input((folder / "state.json").string(), ": more tokens than can be counted; the checkpoint is damaged");
 
   Integrity integrity(s.host, folder);
   integrity.compare_file("state.json");
@@ -191,8 +193,8 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
     const auto moments = opened<SafetensorsModel>(folder / "optimizer.safetensors");
     read_slices(s, moments, integrity, [](auto& p, auto&& f) { for_each_moment(p, f); });
   } else {
-    r.counters.updates = 0;                // moments of zero are those of a first update
-    if (r.step > 0 && s.host.rank() == 0)  // an import is at step 0 and has none
+    r.counters.updates = 0;                     // moments of zero are those of a first update
+    if (r.done.step > 0 && s.host.rank() == 0)  // an import is at step 0 and has none
       log_warning(folder.string(), " has no optimizer.safetensors: the optimizer starts without its moments");
   }
   integrity.compare();
@@ -202,7 +204,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
     import_plans(s.device, read_file(folder / "plans.jsonl"));
   }
   s.params.publish(s.stream, ParameterStore::Masters::changed);
-  trainer.restore(r.step, r.samples, r.counters);
+  trainer.restore(r.done, r.counters);
   return r;
 }
 

@@ -67,20 +67,44 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
 }
 Metrics::~Metrics() = default;
 
+// Hours of work are worth more than a line: after the first, one that cannot be written is told of, once until it goes
+// again.
 void Metrics::append(const std::string& line) {
-  if (speaks_ && !config_.log.file->empty()) append_to_file(*config_.log.file, line + "\n");
+  if (!speaks_ || config_.log.file->empty()) return;
+  try {
+    append_to_file(*config_.log.file, line + "\n");
+    file_ = File::works;
+  } catch (const Error& e) {
+    if (file_ == File::untried) throw;
+    if (std::exchange(file_, File::fails) == File::works)
+      log_warning("log.file: ", e.what(), "; the run goes on without its lines");
+  }
 }
 
-// Lines that are not of this program stay.
+// The first name behind `path` that is free: path.1, path.2, ...
+static std::filesystem::path next_free(const std::filesystem::path& path) {
+  for (int i = 1;; ++i)
+    if (const std::filesystem::path name = concat(path.string(), ".", i); !std::filesystem::exists(name)) return name;
+}
+
+// Lines that are not of this program stay. Those of a whole run are not thrown away for another one's.
 void Metrics::truncate(int64_t step) {
   const std::filesystem::path path = *config_.log.file;
   if (!speaks_ || path.empty() || !std::filesystem::is_regular_file(path)) return;
   std::string kept, line;
+  bool drops = false;
   std::istringstream in(read_file(path));
   while (std::getline(in, line)) {
     const json record = json::parse(line, nullptr, false);
     const json at = record.is_object() ? record.value("step", json()) : json();
     if (!at.is_number_integer() || at.get<int64_t>() <= step) kept += line + "\n";
+    else drops = true;
+  }
+  if (!drops) return;
+  if (step == 0) {
+    const std::filesystem::path other = next_free(path);
+    write_file(other, read_file(path));
+    log_info("the lines of an earlier run in ", path.string(), " are in ", other.string(), " now");
   }
   write_file(path, kept);
 }
@@ -125,7 +149,7 @@ void Metrics::step(const StepReport& r) {
   trained_ += double(tokens_);
   const bool scales_loss = loss_scaling(config_.precision) != LossScaling::none;  // logged: the next step's
   const double mfu = peak_ > 0 ? flops_ / r.seconds / peak_ : 0;
-  if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1)) {
+  if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1 || r.state.skip)) {
     std::string line =
         print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step),
               static_cast<long long>(last_), r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
@@ -138,14 +162,10 @@ void Metrics::step(const StepReport& r) {
     log_info(line);
     if (r.health.step) log_info("  fp8: ", r.health.summary());
   }
-  json record{{"step", r.step},
-              {"loss", r.loss},
-              {"lr", r.lr},
-              {"norm", r.state.norm},
-              {"tokens", r.samples * config_.training.seq_len},
-              {"tokens_per_second_per_gpu", rate},
-              {"seconds", r.seconds},
-              {"skipped", r.state.skipped}};
+  json record{{"step", r.step},       {"loss", r.loss},
+              {"lr", r.lr},           {"norm", r.state.norm},
+              {"tokens", r.tokens},   {"tokens_per_second_per_gpu", rate},
+              {"seconds", r.seconds}, {"skipped", r.state.skipped}};
   if (config_.model.num_experts) add_experts(record, r);
   if (scales_loss) record["loss_scale"] = r.state.loss_scale;
   if (peak_ > 0) record["mfu"] = mfu;

@@ -13,7 +13,9 @@ class Metrics {
   Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device,
           Host&);  // flops: of a step on a rank
   ~Metrics();
-  void truncate(int64_t step);  // drops later steps from the metrics file: they will be done again
+  // Drops later steps from the metrics file: they will be done again. What a run that starts anew would drop is moved
+  // to a file of another name.
+  void truncate(int64_t step);
   void start(int64_t begin, int64_t last);
   void step(const StepReport&);  // with FP8's health, of all ranks, where it was asked for
   void alarms(const std::vector<std::string>&);
@@ -35,6 +37,7 @@ class Metrics {
   size_t memory_;
   double seconds_ = 0, trained_ = 0;  // in steps, evaluation and saving excluded
   int64_t begin_ = 0, last_ = 0;
+  enum class File { untried, works, fails } file_ = File::untried;
   std::unique_ptr<Progress> progress_;
 };
 

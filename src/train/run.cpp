@@ -28,11 +28,6 @@ namespace {
 
 std::atomic<int> caught_signal{0};  // the one thing a signal handler may touch
 void on_signal(int s) { caught_signal = s; }
-// A closed terminal takes the pipe to a `tee` with it: a line of the log must not end the run before it is saved.
-void on_hangup(int s) {
-  caught_signal = s;
-  std::signal(SIGPIPE, SIG_IGN);
-}
 
 class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, saved
  public:
@@ -45,7 +40,6 @@ class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, sav
     sigaction(SIGINT, &action, &int_);
     sigaction(SIGHUP, nullptr, &hup_);
     if (hup_.sa_handler == SIG_IGN) return;  // as nohup has it: the run outlives its terminal
-    action.sa_handler = on_hangup;
     action.sa_flags = SA_RESTART;  // more of them change nothing: a shell and the kernel both tell of a closed terminal
     sigaction(SIGHUP, &action, nullptr);
   }
@@ -132,6 +126,14 @@ std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, const Data& data, Hos
   return folder;
 }
 
+struct Diverged : Error {  // a check of the run's own failed; it says of which steps
+  explicit Diverged(const std::string& steps)
+      : Error(concat(steps,
+                     ": loss, gradients or casts were not finite, and the weights did not change. Lower schedule.lr, "
+                     "lengthen the warm-up, or resume from a checkpoint before these steps"),
+              1) {}
+};
+
 class Run {
  public:
   Run(const RunConfig& config, Host& host, const Planner& planner)
@@ -156,8 +158,9 @@ class Run {
 
   TrainResult run() try {
     resume();
+    metrics_->truncate(trainer_->steps_done());
     const Signals signals;
-    const int64_t last = total_steps(config_), begin = trainer_->steps_done();
+    const int64_t begin = trainer_->steps_done(), last = total_steps(config_, trainer_->done());
     metrics_->start(begin, last);
     logged_ = begin;
     if (begin >= last && host_.rank() == 0)
@@ -184,8 +187,9 @@ class Run {
     }
     result_.step = trainer_->steps_done();
     metrics_->finish(result_);
+    if (result_.end != TrainResult::End::signalled) require_progress(begin);
     return result_;
-  } catch (const std::exception& e) {  // says where, once there is a where
+  } catch (const Diverged&) { throw; } catch (const std::exception& e) {  // says where, once there is a where
     if (watchdog_.phase() == Phase::start) throw;
     const auto* error = dynamic_cast<const Error*>(&e);
     throw Error(concat(watchdog_.where(), ": ", e.what()), error ? error->exit_code() : 3);
@@ -244,18 +248,27 @@ class Run {
       bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
     if (r.data && r.data != data_.train.fingerprint())
-      log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.samples,
+      log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.done.samples,
                   " of the new data comes next");
+    const int64_t last = total_steps(config_, r.done);
     if (r.tokens_per_step && r.tokens_per_step != tokens_per_step(config_) && host_.rank() == 0)
       log_warning(from->string(), " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
-                  tokens_per_step(config_), ": training.tokens and the schedule count all steps as of the new size");
-    if (r.step > total_steps(config_))
-      bad_input(from->string(), " is at step ", r.step, ", beyond training.steps ", total_steps(config_),
+                  tokens_per_step(config_), ": ",
+                  config_.training.steps > 0
+                      ? std::string("training.steps and the schedule count steps of either size alike")
+                      : concat("step ", last, " reaches training.tokens, and the schedule goes by tokens"));
+    if (r.done.step > last)
+      bad_input(from->string(), " is at step ", r.done.step, ", beyond training.steps ", last,
                 "; raise it, or start anew with --resume none");
-    if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.step);
-    metrics_->truncate(r.step);
+    if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.done.step);
   }
 
+  // A run that only counted up has not trained. A dynamic loss scale may still be on its way down.
+  void require_progress(int64_t begin) {
+    const int64_t steps = trainer_->steps_done() - begin;
+    const bool falls = loss_scaling(config_.precision) == LossScaling::dynamic && trainer_->state().loss_scale > 1;
+    if (steps > 0 && skipped_in_a_row_ == steps && !falls) throw Diverged(concat("all ", steps, " steps were skipped"));
+  }
   void log_through(int64_t step) {
     while (logged_ < step) {
       StepReport r = trainer_->report(++logged_);
@@ -263,6 +276,9 @@ class Run {
       if (result_.first_loss == 0) result_.first_loss = r.loss;
       result_.loss = r.loss;
       metrics_->step(r);
+      skipped_in_a_row_ = r.state.skip ? skipped_in_a_row_ + 1 : 0;
+      if (const int64_t most = config_.training.max_skipped; most && skipped_in_a_row_ >= most)
+        throw Diverged(concat("steps ", r.step - most + 1, " to ", r.step, " were all skipped (training.max_skipped)"));
       if (r.health.step) metrics_->alarms(watch_.alarms(r.health));
     }
   }
@@ -277,8 +293,7 @@ class Run {
     if (config_.checkpoint.dir->empty() || saved_ == trainer_->steps_done()) return;
     saved_ = trainer_->steps_done();
     watchdog_.enter(Phase::checkpoint, saved_);
-    result_.checkpoint = save_checkpoint(*trainer_, {.step = trainer_->steps_done(),
-                                                     .samples = trainer_->samples_done(),
+    result_.checkpoint = save_checkpoint(*trainer_, {.done = trainer_->done(),
                                                      .counters = trainer_->state(),
                                                      .data = data_.train.fingerprint(),
                                                      .tokenizer = data_.train.tokenizer_fingerprint(),
@@ -301,7 +316,7 @@ class Run {
   Samples samples_;
   Watchdog watchdog_;  // ends before the trainer it watches
   TrainResult result_;
-  int64_t logged_ = 0, saved_ = -1;
+  int64_t logged_ = 0, saved_ = -1, skipped_in_a_row_ = 0;
 };
 
 }  // namespace

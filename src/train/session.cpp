@@ -182,6 +182,12 @@ Comm* Session::amax_group() const {
   return nullptr;
 }
 
+void Session::update_scales(Tensor state) {
+  Comm* const group = amax_group();
+  if (group && group != world.get()) params.wait_for_gradients(stream);  // the side stream reduces in the same group
+  scaling.update(stream, group, state);
+}
+
 DeviceBatch Session::upload(const Batch& batch) {
   const int64_t n = int64_t(batch.tokens.size());
   CHECK(n == tokens_.numel(), "a micro-batch of ", n, " tokens where ", tokens_.numel(), " were planned");

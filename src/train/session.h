@@ -27,7 +27,8 @@ class Session {
   Session(const RunConfig&, Host&, const PlanResult&, Purpose, const Device::Options& device);
   ~Session();
   Context context(Pass pass);
-  Comm* amax_group() const;  // ranks that agree on FP8 scales; null: each for itself
+  Comm* amax_group() const;          // ranks that agree on FP8 scales; null: each for itself
+  void update_scales(Tensor state);  // of activations and gradients, once a micro-batch or step; state: the step's
   // Copies a micro-batch to the device. Tensors stay as they are until the next upload.
   DeviceBatch upload(const Batch&);
   double loss(const Samples&, int64_t first,

@@ -21,7 +21,7 @@ struct Trainer::InFlight {
   StepState* state;
   double* load;  // (L,E), where there are experts
   double valid_targets = 1, lr = 0;
-  int64_t step = -1, samples = 0;
+  int64_t step = -1, tokens = 0;
   HealthReport health;
 };
 
@@ -31,7 +31,7 @@ Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, co
   state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});
   partial_ = persistent.alloc(DType::f64, {partial_sums(session.device.target())});
   for (auto& f : flights_) f = std::make_unique<InFlight>(session.device, session.model.expert_load());
-  restore(0, 0, {.loss_scale = first_loss_scale(config.precision)});
+  restore({}, {.loss_scale = first_loss_scale(config.precision)});
 }
 Trainer::~Trainer() = default;
 
@@ -45,18 +45,18 @@ void Trainer::step(const Samples& samples) {
   Session& s = session;
   const RunConfig& config = s.config;
   const int64_t G = config.training.global_batch_size, M = config.training.micro_batch_size;
-  const int64_t micro_steps = octet::micro_steps(config, s.host.size());
-  const int64_t first = samples_ + s.host.rank() * micro_steps * M;  // this rank's share is contiguous
-  const double valid = double(std::max<int64_t>(1, samples.valid_targets(samples_, G)));
+  const int64_t R = s.host.size(), micro_steps = octet::micro_steps(config, R);
+  const double valid = double(std::max<int64_t>(1, samples.valid_targets(done_.samples, G)));
   const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1),
                squares = record(offsetof(StepState, squares), DType::f64, 1);
   const LossScaling scaling = loss_scaling(config.precision);
   const Tensor scale = scaling == LossScaling::none ? Tensor{} : record(offsetof(StepState, loss_scale), DType::f32, 1);
   const LossFactor factor{1 / valid, scale ? scale.ptr<float>() : nullptr};
-  InFlight& flight = *flights_[size_t(step_ % 2)];
+  const int64_t step = done_.step;
+  InFlight& flight = *flights_[size_t(step % 2)];
   flight.begin.record(s.stream);
   flight.health = {};
-  const bool examines = config.log.fp8_every && (step_ + 1) % config.log.fp8_every == 0;
+  const bool examines = config.log.fp8_every && (step + 1) % config.log.fp8_every == 0;
 
   s.params.zero_gradients(s.stream);
   fill_byte(s.stream, state_.data, 0, offsetof(StepState, updates));  // the counters stay, and the loss scale
@@ -69,11 +69,13 @@ void Trainer::step(const Samples& samples) {
     if (m == 0 && examines) s.scaling.start_counting(s.stream);
     c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
-    c.routers.seed =
-        random_bits(uint64_t(*config.training.seed), uint64_t(step_), uint64_t(m * s.host.size() + s.host.rank()));
-    s.model.train(c, s.upload(samples.batch(first + m * M, M)), loss, factor);
+    // What ranks compute at once are neighbours: the same sequences in whatever ranks, as balancing and FP8's maxima
+    // see.
+    const int64_t place = m * R + s.host.rank();
+    c.routers.seed = random_bits(uint64_t(*config.training.seed), uint64_t(step), uint64_t(place));
+    s.model.train(c, s.upload(samples.batch(done_.samples + place * M, M)), loss, factor);
     if (m == 0 && examines) examine(s.scaling, flight.health);  // scales are oldest here; before they move on
-    if (last || config.fp8.update_every == UpdateEvery::microbatch) s.scaling.update(s.stream, s.amax_group(), state_);
+    if (last || config.fp8.update_every == UpdateEvery::microbatch) s.update_scales(state_);
   }
 
   s.params.sum_squares(s.stream, squares, partial_);
@@ -84,15 +86,16 @@ void Trainer::step(const Samples& samples) {
   finish_gradients(s.stream, state_, config.optimizer.clip,
                    scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
 
-  flight.lr = learning_rate(config.schedule, step_, total_steps(config), tokens_per_step(config));
+  flight.lr = learning_rate(config, done_);
   update(flight.lr);
   if (examines) s.params.weight_scales().start_counting(s.stream);
   s.params.publish(s.stream, ParameterStore::Masters::stepped);
   if (examines) examine(s.params.weight_scales(), flight.health);
 
-  flight.step = ++step_;
-  if (examines) flight.health.step = step_;
-  flight.samples = samples_ += G;
+  done_ = {step + 1, done_.samples + G, done_.tokens + tokens_per_step(config)};
+  flight.step = done_.step;
+  if (examines) flight.health.step = done_.step;
+  flight.tokens = done_.tokens;
   flight.valid_targets = valid;
   copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
   if (load) copy_to_host(s.stream, flight.load, load.data, load.bytes());
@@ -126,7 +129,7 @@ void Trainer::update(double lr) {
                                .beta2 = o.beta2,
                                .eps = o.eps,
                                .seed = uint64_t(*session.config.training.seed),
-                               .step = uint64_t(step_)};
+                               .step = uint64_t(done_.step)};
   adamw(session.stream, pieces, settings, state_);
 }
 
@@ -137,7 +140,7 @@ StepReport Trainer::report(int64_t step) {
   ++session.pulse;
   const Tensor load = session.model.expert_load();
   return {.step = step,
-          .samples = f.samples,
+          .tokens = f.tokens,
           .loss = f.state->loss / f.valid_targets,
           .lr = f.lr,
           .seconds = f.end.seconds_since(f.begin),
@@ -155,9 +158,8 @@ StepState Trainer::state() {
   return home;
 }
 
-void Trainer::restore(int64_t step, int64_t samples, const StepState& state) {
-  step_ = step;
-  samples_ = samples;
+void Trainer::restore(const Done& done, const StepState& state) {
+  done_ = done;
   copy_to_device(session.stream, state_.data, &state, sizeof state);
   session.stream.synchronize();
 }

@@ -5,9 +5,9 @@
 
 namespace octet::BACKEND {
 
-struct StepReport {     // of one finished step
-  int64_t step = 0;     // counted from 1
-  int64_t samples = 0;  // sequences that all ranks have taken until its end
+struct StepReport {    // of one finished step
+  int64_t step = 0;    // counted from 1
+  int64_t tokens = 0;  // that all ranks have taken until its end
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
   HealthReport health;  // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
@@ -22,10 +22,10 @@ class Trainer {
   StepReport report(int64_t step);  // of one of the last two steps; waits for it
   double evaluate(const Samples&, int64_t sequences);
 
-  int64_t steps_done() const { return step_; }
-  int64_t samples_done() const { return samples_; }
-  void restore(int64_t step, int64_t samples, const StepState&);  // counters of a checkpoint
-  StepState state();                                              // waits
+  const Done& done() const { return done_; }
+  int64_t steps_done() const { return done_.step; }
+  void restore(const Done&, const StepState&);  // counters of a checkpoint
+  StepState state();                            // waits
   Session session;
 
  private:
@@ -34,9 +34,9 @@ class Trainer {
   void examine(DelayedScaling&, HealthReport&);
   Tensor record(size_t offset, DType, int64_t count) const;  // a field of the state on the device
 
-  int64_t step_ = 0, samples_ = 0;  // samples: sequences that all ranks have taken
-  Tensor state_{};                  // StepState
-  Tensor partial_{};                // of sum_of_squares
+  Done done_;
+  Tensor state_{};    // StepState
+  Tensor partial_{};  // of sum_of_squares
   std::array<std::unique_ptr<InFlight>, 2> flights_;
 };
 

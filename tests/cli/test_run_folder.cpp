@@ -54,6 +54,8 @@ TEST(RunFolder, IsFreeAfterAKillAndRidOfAnInterruptedSave) {
   first.process.wait();
   fs::create_directories(first.path("run/.saving-00000003"));
   first.folder().write("run/.saving-00000003/model.safetensors", "half of it");
+  fs::create_directories(first.path("run/.removing-step-00000001"));  // an old one whose removal was cut short
+  first.folder().write("run/.removing-step-00000001/model.safetensors", "most of it");
   expect_done(first.train(), {"step 10/10"});
   EXPECT_EQ(names_in(first.path("run")), (std::vector<std::string>{".lock", "step-00000005", "step-00000010"}));
 }

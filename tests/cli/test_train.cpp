@@ -123,6 +123,76 @@ TEST(Train, AnotherBatchSizeGoesOnWithTheNextSampleAndIsSaid) {
   EXPECT_FALSE(has(same.err, "tokens a step")) << same;
 }
 
+// 1280 tokens are ten steps of 128; after five of them, 640 tokens are left: two steps of 256 and a last one.
+TEST(Train, ARunOfTokensTakesThoseTokensWhateverItsBatches) {
+  const TinyRun tiny;
+  const std::vector<std::string> length{"training.steps=0", "training.tokens=1280", "schedule.kind=linear",
+                                        "schedule.min_lr=0", "schedule.warmup_steps=0"};
+  const auto with = [&](const std::string& more) {
+    std::vector<std::string> all = length;
+    all.push_back(more);
+    return tiny.train(all);
+  };
+  expect_done(with("training.stop_after=5"), {"step 5/10"});
+  const Ran r = with("training.global_batch_size=8");
+  expect_done(r, {"step 8/8"});
+  EXPECT_TRUE(has(r.err, "step 8 reaches training.tokens")) << r;
+  std::istringstream lines(read_file(tiny.path("metrics.jsonl")));
+  std::vector<int64_t> tokens;
+  std::vector<double> lr;
+  for (std::string line; std::getline(lines, line);) {
+    tokens.push_back(json::parse(line)["tokens"]);
+    lr.push_back(json::parse(line)["lr"]);
+  }
+  EXPECT_EQ(tokens, (std::vector<int64_t>{128, 256, 384, 512, 640, 896, 1152, 1408}));
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(lr[i], 1e-2 * (1 - double(i) / 9), 1e-12);
+  for (size_t i = 5; i < 8; ++i) EXPECT_NEAR(lr[i], 1e-2 * (1 - double(i - 3) / 4), 1e-12);  // of five steps of 256
+  expect_done(octet_says({"inspect", tiny.path("run")}), {"44 sequences, 1,408 tokens"});
+  expect_done(with("training.global_batch_size=8"), {"all 8 steps are done"});
+}
+
+TEST(Train, ARunWhoseStepsAreAllSkippedFails) {
+  const TinyRun tiny;
+  const auto run = [&](const std::string& scaling, const std::string& more) {  // gradients overflow
+    return tiny.train({"precision.param_dtype=fp16", "precision.loss_scaling=" + scaling, "precision.loss_scale=1e9",
+                       "log.file=", more});
+  };
+  const Ran few = run("static", "training.steps=3");
+  EXPECT_EQ(few.code, 1) << few;
+  EXPECT_TRUE(has(few.err, "octet: all 3 steps were skipped: ") && has(few.err, "schedule.lr")) << few;
+  const Ran many = run("static", "training.max_skipped=4");
+  EXPECT_EQ(many.code, 1) << many;
+  EXPECT_TRUE(has(many.err, "octet: steps 4 to 7 were all skipped (training.max_skipped): "))
+      << many;  // from step 3 on
+  EXPECT_EQ(run("static", "training.max_skipped=0").code, 1);
+  expect_done(run("dynamic", "checkpoint.dir="), {"step 10/10", "SKIPPED"});  // on its way down
+}
+
+// The disk fills up under way: here a file may grow to 1 KiB.
+TEST(Train, ALogThatCanGrowNoMoreEndsNoRun) {
+  const TinyRun tiny;
+  std::string command = "trap '' XFSZ; ulimit -f 1; exec";
+  for (const std::string& word : tiny.words({"log.level=warning", "checkpoint.dir="})) command += " '" + word + "'";
+  const Ran r = run({"bash", "-c", command});
+  expect_done(r);
+  EXPECT_GE(tiny.losses().size(), 2u);
+  EXPECT_LT(tiny.losses().size(), 9u);
+  const size_t first = r.err.find("log.file: ");
+  ASSERT_NE(first, std::string::npos) << r;
+  EXPECT_EQ(r.err.find("log.file: ", first + 1), std::string::npos) << r;  // said once
+}
+
+TEST(Train, ANewRunKeepsTheLinesOfTheOneBefore) {
+  const TinyRun tiny;
+  expect_done(tiny.train());
+  const std::vector<double> first = tiny.losses();
+  EXPECT_EQ(first.size(), 10u);
+  expect_done(tiny.train({"--resume", "none", "training.seed=5"}), {"metrics.jsonl.1"});
+  EXPECT_EQ(tiny.losses().size(), 10u);
+  EXPECT_NE(tiny.losses(), first);
+  EXPECT_EQ(tiny.losses("metrics.jsonl.1"), first);
+}
+
 TEST(Train, AdamsEpsilonIsANumberInFp32) {
   expect_refused(TinyRun().train({"optimizer.eps=1e-50"}), {"optimizer.eps", "1e-50", "at least"});
 }

@@ -159,6 +159,8 @@ TEST(Config, BadValuesAreRefusedWithTheirPlace) {
   EXPECT_EQ(refusal_of({"device=cp"}), R"(command line: device: "cp" is none of auto | cuda | cpu; did you mean cpu?)");
   EXPECT_EQ(refusal_of({"fp8.amax_history_len=0"}),
             "command line: fp8.amax_history_len: 0 is out of range; it must be between 1 and 65536");
+  EXPECT_EQ(refusal_of({"fp8.margin=-1"}),  // every cast would saturate
+            "command line: fp8.margin: -1 is out of range; it must be between 0 and 32");
   EXPECT_EQ(refusal_of({"fp8.amax_compute_algo=mean"}),
             R"(command line: fp8.amax_compute_algo: "mean" is none of max | most_recent)");
   EXPECT_EQ(refusal_of({"parallel.zero_stage=4"}),

@@ -54,6 +54,9 @@ TEST(Schedule, WsdIsConstantAndThenFallsOverItsDecay) {
   s.decay_steps.set(0), s.decay_fraction.set(0.2);
   EXPECT_EQ(decay_steps(s, 20), 4);
   EXPECT_EQ(rates(s, 20), lr);
+  s.decay_fraction.set(0), s.warmup_steps.set(0);  // then the last step alone has the floor
+  EXPECT_EQ(rates(s, 20)[18], 3e-3);
+  EXPECT_EQ(rates(s, 20)[19], 3e-4);
 }
 
 TEST(Schedule, ConstantStaysAtThePeak) {

@@ -82,7 +82,7 @@ TEST_F(Checkpoint, TheSameStepIsSavedAgain) {
   EXPECT_EQ(t.save(), at);
   EXPECT_EQ(t.save(), at);
   TinyTrainer other(config());
-  EXPECT_EQ(load_checkpoint(other, at).step, 1);
+  EXPECT_EQ(load_checkpoint(other, at).done.step, 1);
 }
 
 TEST_F(Checkpoint, KeepsTheNewest) {
@@ -309,7 +309,7 @@ TEST_F(Checkpoint, AFailedSaveHarmsNothing) {
       EXPECT_TRUE(read_file(at / "model.safetensors") == before);
     }
     TinyTrainer t(config());
-    EXPECT_EQ(load_checkpoint(t, at).step, 1);
+    EXPECT_EQ(load_checkpoint(t, at).done.step, 1);
     t.run(1);
     EXPECT_EQ(newest_checkpoint(dir()), fs::path(t.save()));  // over what the failed one left
     fs::remove_all(dir());

@@ -142,6 +142,28 @@ TEST(Fp8Training, WeightsAreCastOnceAStepAndHistoriesAdvanceAsToldTo) {
 }
 
 // FP8.md 6.8, test 10.
+// Steps whose first maxima are not finite leave scales cold: the next step measures as the first of a run does, also
+// after a checkpoint.
+TEST(Fp8Training, AFirstMaximumThatIsNotFiniteLeavesTheScaleCold) {
+  const Threads one{1};
+  const Scratch folder;
+  const RunConfig c = tiny_config(fp8({concat("checkpoint.dir=", (folder / "run").string())}));
+  TinyTrainer bad(c), good(c), resumed(c);
+  bad.session.params.for_each([](const std::string& name, Shape, const ParameterStore::Local& l) {
+    if (name == "model.embed_tokens.weight") std::memset(l.weights.data, 0xFF, l.weights.bytes());
+  });
+  bad.run(1);
+  EXPECT_EQ(bad.state().skipped, 1u);
+  load_checkpoint(resumed, bad.save());
+  bad.session.params.publish(bad.session.stream, ParameterStore::Masters::changed);  // the NaN is gone
+  good.restore(bad.done(), good.state());
+  const std::vector<double> losses = good.run(4);
+  EXPECT_EQ(bad.run(4), losses);
+  EXPECT_EQ(resumed.run(4), losses);
+  expect_same(weight_bits(bad.session.params), weight_bits(good.session.params));
+  expect_same(weight_bits(resumed.session.params), weight_bits(good.session.params));
+}
+
 TEST(Fp8Training, RecomputationAndEvaluationChangeNoBit) {
   for (const char* recipe : {"delayed", "current"}) {
     const auto trained = [&](const Changes& more, bool evaluates) {

@@ -81,6 +81,28 @@ INSTANTIATE_TEST_SUITE_P(
         Sharding{4, "hybrid_3", {"parallel.zero_stage=3", "parallel.shard_degree=2"}}),
     testing::PrintToStringParamName());
 
+// What is computed at once, on whatever ranks, is the same sequences: the balancing loss of each micro-batch sees no
+// difference.
+TEST(Sharding, AMicroBatchIsTheSameSequencesOnAnyRanks) {
+  const auto losses = [](int ranks) {
+    RunConfig c = parse_config(R"({
+      "device": "cpu",
+      "model": {"model_type": "mixtral", "vocab_size": 120, "hidden_size": 32, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+                "max_position_embeddings": 64, "initializer_range": 0.1, "router_aux_loss_coef": 0.5},
+      "training": {"steps": 10, "global_batch_size": 12, "seq_len": 16, "seed": 3},
+      "schedule": {"lr": 1e-2, "warmup_steps": 2},
+      "precision": {"param_dtype": "fp32"},
+      "checkpoint": {"dir": ""},
+      "memory": {"plan_cache": "", "poison": true}})",
+                               "balanced", {concat("training.micro_batch_size=", 4 / ranks)});
+    return train(c, ranks, 5).losses;
+  };
+  const std::vector<double> one = losses(1);
+  expect_near_all(losses(2), one, 1e-6);
+  expect_near_all(losses(4), one, 1e-6);
+}
+
 // Where all ranks agree on scales, casts are those of one rank; what differs is the order of sums, which a cast may
 // amplify.
 TEST(Sharding, Fp8RanksTrainTheModelOfOne) {

@@ -44,8 +44,9 @@ TEST_P(EveryFormat, FiveAndFiveStepsThroughACheckpointAreTenSteps) {
   }
   TinyTrainer second(c);
   const RunState state = load_checkpoint(second, saved);
-  EXPECT_EQ(state.step, 5);
-  EXPECT_EQ(state.samples, 20);
+  EXPECT_EQ(state.done.step, 5);
+  EXPECT_EQ(state.done.samples, 20);
+  EXPECT_EQ(state.done.tokens, 320);
   for (const double loss : second.run(5)) halves.losses.push_back(loss);
   halves.bits = bits_of(second);
   expect_same_run(halves, ten);
@@ -122,7 +123,8 @@ TEST_F(Training, ASkippedStepIsAsIfItsBatchWereMissing) {
   });
   bad.run(1);
   bad.session.params.publish(bad.session.stream, ParameterStore::Masters::changed);
-  good.restore(3, good.samples_done() + c.training.global_batch_size, good.state());
+  const Done two = good.done();
+  good.restore({3, two.samples + c.training.global_batch_size, two.tokens + tokens_per_step(c)}, good.state());
   EXPECT_EQ(bad.run(4), good.run(4));
   expect_same(bits_of(bad), bits_of(good));
 }

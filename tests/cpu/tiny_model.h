@@ -77,7 +77,7 @@ class TinyTrainer : private OwnConfig, public Trainer {
     }
     return losses;
   }
-  RunState run_state() { return {.step = steps_done(), .samples = samples_done(), .counters = state()}; }
+  RunState run_state() { return {.done = done(), .counters = state()}; }
   std::string save() { return save_checkpoint(*this, run_state()); }
 
  private:

@@ -185,6 +185,22 @@ TEST(Safetensors, AFileAppearsUnderItsNameOnlyWhenItIsWhole) {
   EXPECT_EQ(error_of<InputError>([&] { SafetensorsWriter(folder / "no/such/a", {}); }).find("cannot write '"), 0u);
 }
 
+TEST(Safetensors, ALinkStaysOneAndItsFileIsWritten) {
+  Scratch folder;
+  fs::create_directory(folder / "far");
+  for (const char* before : {"the file before", ""}) {  // and a link to what is not there yet
+    if (*before) folder.write("far/real", before);
+    fs::create_symlink("far/real", folder / "link");
+    SafetensorsWriter writer(folder / "link", {{"x", DType::f32, {1}}});
+    writer.write("x", 0, std::span<const float>(std::vector<float>{7}));
+    writer.close();
+    EXPECT_TRUE(fs::is_symlink(folder / "link"));
+    EXPECT_EQ(SafetensorsFile(folder / "far/real").read_all<float>("x"), std::vector<float>{7});
+    fs::remove(folder / "link");
+    fs::remove(folder / "far/real");
+  }
+}
+
 // A limit on the size of files refuses writes as a full disk does: at once, and without a trace.
 TEST(Safetensors, ARefusedFileIsASystemErrorAtOnce) {
   Scratch folder;
