@@ -152,10 +152,11 @@ class HfTokenizer final : public Tokenizer::Model {
   }
 
   // What the post-processor puts around one text: tokens before it and behind it.
-  void read_template(const Fields& processor) {
-    const std::string type = processor.is_object() ? processor.value("type", "") : "";
+  void read_template(const Fields& processor, const std::string& where) {
+    if (processor.is_null()) return;
+    const std::string type = type_of(processor, where);
     if (type == "Sequence" && processor.contains("processors"))
-      for (const Fields& one : processor["processors"]) read_template(one);
+      for (const Fields& one : processor["processors"]) read_template(one, where + ".processors");
     if (type != "TemplateProcessing" || !processor.contains("single")) return;
     bool behind = false;
     for (const Fields& one : processor["single"]) {
@@ -168,7 +169,7 @@ class HfTokenizer final : public Tokenizer::Model {
   }
 
   void read_edges(const Fields& all, const fs::path& path) {
-    read_template(all.value("post_processor", Fields()));
+    read_template(all.value("post_processor", Fields()), path.string() + ": post_processor");
     const Fields config = beside(path, "tokenizer_config.json"), map = beside(path, "special_tokens_map.json");
     const auto named = [&](const char* key) {
       for (const Fields* fields : {&config, &map})
@@ -232,7 +233,9 @@ std::unique_ptr<const Tokenizer::Model> hf_tokenizer(std::string_view bytes, con
   if (!model.is_object() || !model.contains("vocab"))
     bad_input("'", path.string(),
               "' is neither a tokenizer.json (it has no \"model\" with a \"vocab\") nor a sentencepiece model");
-  return std::make_unique<HfTokenizer>(all, path);
+  try {
+    return std::make_unique<HfTokenizer>(all, path);
+  } catch (const Fields::exception& e) { bad_input("'", path.string(), "' is damaged: ", e.what()); }
 }
 
 }  // namespace octet

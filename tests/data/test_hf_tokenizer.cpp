@@ -131,6 +131,17 @@ TEST(HfTokenizer, WhatIsNotSupportedIsRefusedWithItsPlace) {
       {"merges: expected a list", [](json& j) { j["model"]["merges"] = 7; }},
       {"the id of", [](json& j) { j["model"]["vocab"]["e"] = -3; }},
       {"added_tokens[0].id", [](json& j) { j["added_tokens"][0]["id"] = "seven"; }},
+      {"is damaged",
+       [](json& j) {
+         j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", 7}}}}};
+       }},
+      {"nested too deeply",
+       [](json& j) {
+         json deep = {{"type", "NFC"}};
+         for (int i = 0; i < 20000; ++i)
+           deep = json{{"type", "Sequence"}, {"normalizers", json::array({std::move(deep)})}};
+         j["normalizer"] = std::move(deep);
+       }},
       {"unk_token: ?? is not in", [](json& j) { j["model"]["unk_token"] = "??"; }}};
   for (const auto& [what, change] : all) {
     const std::string message = said(change);
