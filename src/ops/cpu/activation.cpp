@@ -1,5 +1,5 @@
-// SwiGLU and GELU, element by element. The same functions as formulas.h, by way of the sigmoid and of Phi, which
-// vectorise: (1 + tanh u) / 2 = sigmoid(2u).
+// SwiGLU and GELU. The functions of formulas.h in forms that vectorise, by the sigmoid and Phi of fast_math.h:
+// (1 + tanh u) / 2 = sigmoid(2u).
 #include "ops/cpu/emit.h"
 #include "ops/cpu/fast_math.h"
 

@@ -1,7 +1,6 @@
-// Causal attention with grouped key/value heads, a block of queries at a time, so that memory grows with T, not T^2.
-// Forward keeps the log of each softmax denominator; backward forms p = exp(s - lse) from it again.
-// Forward is parallel over (b, h); backward over (b, g), because a group's query heads add to the same dk and dv, in
-// order.
+// Causal attention with grouped key/value heads, one block of queries at a time, so that memory grows with T, not T^2.
+// Forward saves the log-sum-exp of each row, from which backward recomputes p = exp(s - lse). Forward is parallel over
+// (b, h); backward over (b, g), because the query heads of a group add to the same dk and dv, in order.
 #include "ops/cpu/blas.h"
 #include "ops/cpu/fast_math.h"
 #include "ops/ops.h"
@@ -32,7 +31,7 @@ void zero_outside(R* row, int64_t n, int64_t first, int64_t last) {
   std::fill(row + last, row + n, R(0));
 }
 
-// One head of the T rows of a sequence: x points at row 0, `width` elements a row; contiguous (T, D) on our side.
+// Copies one head of the T rows of a sequence from or to x (row 0; `width` elements a row); contiguous (T, D) here.
 template <class T, class R>
 void load_head(R* head, const T* x, const Attention& a, int64_t width, R factor) {
   const int64_t D = a.heads.D;

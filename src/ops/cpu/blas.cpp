@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-// Inside an OpenBLAS with a choice of kernels: they read OPENBLAS_CORETYPE anew. Null in builds without that choice.
+// Internal to OpenBLAS builds with dynamic dispatch: makes it read OPENBLAS_CORETYPE again. Null in other builds.
 extern "C" {
 [[gnu::weak]] void gotoblas_dynamic_init();
 [[gnu::weak]] void gotoblas_dynamic_quit();
@@ -14,9 +14,9 @@ namespace octet::BACKEND {
 
 namespace {
 
-// A processor younger than the library is taken for one without AVX (in Debian 12, an Intel of 2023), and products run
-// at a fifth of their speed. Where that happened and the user chose nothing, the kernels for what the processor can do
-// are taken.
+// OpenBLAS takes a processor newer than itself for one without AVX (Debian 12's does so with an Intel of 2023), and its
+// products run at a fifth of their speed. In that case, unless the user has chosen, this selects kernels by what the
+// processor supports.
 void choose_kernels() {
 #ifdef __x86_64__
   const std::string_view chosen = openblas_get_corename();
@@ -36,7 +36,7 @@ void choose_kernels() {
 void prepare_blas() {
   [[maybe_unused]] static const bool done = [] {
     choose_kernels();
-    openblas_set_num_threads(1);  // from now on it runs on the thread that calls it
+    openblas_set_num_threads(1);  // it runs on the calling thread only
     return true;
   }();
 }

@@ -1,5 +1,6 @@
 #pragma once
-// OpenBLAS on one thread: the parallel loops around it cut the work in pieces that no number of threads changes.
+// OpenBLAS on one thread. Parallel loops around it divide the work in a way that does not depend on the number of
+// threads.
 #include <cblas.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace octet::BACKEND {
 
 template <class R>
-struct Matrix {  // row-major; `transposed` says that the matrix meant is the transpose of the one stored
+struct Matrix {  // row-major; transposed: it is the transpose of what is stored
   R* data;
   int64_t ld;
   bool transposed = false;

@@ -1,12 +1,12 @@
 #pragma once
-// Column sums over a fixed number of row chunks, added in order: the same bits for any number of threads.
+// Column sums over a fixed number of row chunks, which are added in order: the same bits for any number of threads.
 #include "ops/cpu/rows.h"
 #include "ops/workspace.h"
 
 namespace octet::BACKEND {
 
-// body(n, sums): adds row n's part to sums (width), of its chunk, for each n in 0..N-1. partial (P, width) is
-// overwritten.
+// Calls body(n, sums) for n = 0..N-1, which adds row n to sums (width) of its chunk: a row of partial (P, width), which
+// is overwritten.
 template <class R, class F>
 void sum_chunks(const Stream& s, Tensor partial, int64_t N, int64_t width, F&& body) {
   const int64_t P = partial_rows(s.target());

@@ -1,4 +1,4 @@
-// How many codes of an FP8 matrix lie at the ends of its format.
+// Counts the codes of an FP8 tensor at the ends of its format: largest values and zeros.
 #include <algorithm>
 
 #include "ops/ops.h"

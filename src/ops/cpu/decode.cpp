@@ -1,4 +1,4 @@
-// Generation on the cpu: each head of each sequence by itself, over the rows of the cache.
+// Generation on the cpu: parallel over the heads of all sequences.
 #include "ops/decode.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Token embedding: a copy of rows, and their sum by token in a fixed order.
+// Token embedding: forward copies rows, backward sums rows by token in a fixed order.
 #include <algorithm>
 
 #include "ops/cpu/rows.h"
@@ -37,7 +37,7 @@ void embedding_backward(Stream&, Tensor dw, Tensor dy, Tensor tokens, Tensor ord
       {
         const auto sum = buffer<R>(C);
 #pragma omp for schedule(dynamic, 16)
-        for (int64_t i = 0; i < N; ++i) {  // whoever meets the first row of a token adds all its rows
+        for (int64_t i = 0; i < N; ++i) {  // the first row of a token adds all rows of it
           const int32_t token = id[rows[i]];
           if (i > 0 && id[rows[i - 1]] == token) continue;
           std::fill_n(sum.get(), C, R(0));

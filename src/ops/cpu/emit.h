@@ -1,5 +1,5 @@
 #pragma once
-// Writes a produced matrix into every form that its operand holds: one row at a time, in parallel over rows.
+// Writes a produced matrix in every form that its operand holds, in parallel over rows.
 #include <atomic>
 
 #include "ops/cpu/rows.h"
@@ -31,7 +31,7 @@ template <class T>
 class Emit {
  public:
   using R = Real<T>;
-  static constexpr int64_t kRows = 32;  // that a thread takes at a time
+  static constexpr int64_t kRows = 32;  // rows that a thread takes at a time
   Emit(const Operand& y, int64_t rows, int64_t cols)
       : rows_(rows), cols_(cols), slot_(y.slot), scale_(y.slot.scale ? *y.slot.scale : 1) {
     for (const Tensor& t : {y.plain, y.q}) CHECK(!t || (t.rows() == rows && t.cols() == cols), t.shape);
@@ -43,7 +43,8 @@ class Emit {
     q_t_ = static_cast<uint8_t*>(y.q_t.data);
     if (y.scale_inv && y.slot.scale) *y.scale_inv = 1 / scale_;
   }
-  // Row n into plain and codes; codes: the row's in q, or room for it. amax: running maximum of the calling thread.
+  // Writes row n: its plain form, and its FP8 codes to `codes` (its place in q, or scratch). amax: the calling
+  // thread's.
   void row(int64_t n, const R* v, uint8_t* codes, uint32_t& amax) const {
     if (slot_.amax) amax = std::max(amax, largest_magnitude(v, cols_));
     if (quantised()) {
@@ -52,7 +53,7 @@ class Emit {
     }
     if (plain_) narrow(plain_ + n * cols_, v, cols_);
   }
-  // codes (count, cols) of rows n.., into the transposed form: cache line by cache line.
+  // Writes codes (count, cols) of the rows from n on in the transposed form, cache line by cache line.
   void transposed(int64_t n, int64_t count, const uint8_t* codes) const {
     if (!q_t_) return;
     for (int64_t c0 = 0; c0 < cols_; c0 += kRows)

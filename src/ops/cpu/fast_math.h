@@ -1,6 +1,6 @@
 #pragma once
-// exp and what follows from it, in fp32 without branches and calls, so that loops over rows vectorise; f64 takes the
-// library's functions: it is what derivatives are checked in. A loop vectorises only around what is inlined.
+// exp, sigmoid, Phi and sums of exp, in fp32 without branches and calls, so that loops over rows vectorise. f64, in
+// which derivatives are checked, takes the standard library's functions.
 #include "ops/cpu/rows.h"
 
 namespace octet::BACKEND {
@@ -51,7 +51,7 @@ template <class R>
 }
 inline double fast_erfc(double z) { return std::erfc(z); }
 
-// The normal distribution function, from its smaller tail: no digit is lost far below 0.
+// The normal distribution function, computed from its smaller tail, so that it is accurate far below 0, too.
 template <class R>
 [[gnu::always_inline]] inline R fast_phi(R x) {
   const R tail = R(0.5) * fast_erfc(std::fabs(x) * R(0.7071067811865475244));

@@ -1,5 +1,5 @@
-// Products: factors widened to fp32 (fp64 for f64; FP8 codes are exact in either), then tiles of d through OpenBLAS.
-// The tiles depend on the shape alone, so that any number of threads gives the same bits.
+// Matrix products: factors are widened to fp32 (fp64 for f64), in which FP8 codes are exact; then OpenBLAS computes
+// tiles of d. The tiles depend on the shape alone, so that any number of threads gives the same bits.
 #include "ops/cpu/blas.h"
 #include "ops/cpu/rows.h"
 
@@ -8,7 +8,7 @@ namespace octet::BACKEND {
 namespace {
 
 template <class R>
-class Widened {  // a factor in R, laid out as it is stored; its own memory only where the type differs
+class Widened {  // a factor in type R, in its stored layout; a copy only where the type differs
  public:
   explicit Widened(const Factor& f) : transposed_(f.transposed), ld_(f.t.cols()) {
     CHECK(!f.transposed || !is_fp8(f.t.dtype), "FP8 factors are stored as they are contracted");
@@ -44,13 +44,13 @@ struct Tile {
   int64_t down(int64_t M) const { return (M + m - 1) / m; }
   int64_t across(int64_t N) const { return (N + n - 1) / n; }
 };
-Tile tile_for(int64_t M, int64_t N) {  // large, as each call packs its factors anew, but enough of them to share out
+Tile tile_for(int64_t M, int64_t N) {  // large, as every call of OpenBLAS packs its factors; but enough for all threads
   Tile t;
   while (t.down(M) * t.across(N) < 8 && std::max(t.m, t.n) > 64) (t.m > t.n ? t.m : t.n) /= 2;
   return t;
 }
 
-// What follows the product, for one row of a tile:  d = sum * scale [+ bias] [+ residual] [+ d]
+// The epilogue of one row of a tile:  d = sum * scale [+ bias] [+ residual] [+ d]
 template <class D, class R>
 struct Epilogue {
   D* d;

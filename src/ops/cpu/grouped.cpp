@@ -1,4 +1,4 @@
-// The products of experts: one gemm() an expert, whose offsets are read from memory.
+// Grouped matrix products: one gemm() for each expert.
 #include "ops/grouped.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ Factor of_expert(Factor f, int64_t e, int64_t scale_step) {
   return f;
 }
 
-// Columns first.. of a matrix, closed up.
+// Columns first, first + 1, ... of a matrix, copied to contiguous memory.
 Tensor columns(std::unique_ptr<char[]>& memory, Tensor t, int64_t first, int64_t count) {
   const int64_t size = int64_t(size_of(t.dtype));
   memory = buffer<char>(t.rows() * count * size);
@@ -29,7 +29,7 @@ Tensor columns(std::unique_ptr<char[]>& memory, Tensor t, int64_t first, int64_t
   return {memory.get(), t.dtype, {t.rows(), count}};
 }
 
-class Contracted {  // a factor of which only some of the contracted axis takes part
+class Contracted {  // a part of a factor along the contracted axis
  public:
   Contracted(Factor f, int64_t first, int64_t count) : factor_(f) {
     factor_.t = f.transposed ? f.t.row_range(first, count) : columns(memory_, f.t, first, count);

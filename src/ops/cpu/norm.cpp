@@ -1,4 +1,4 @@
-// RMSNorm and LayerNorm. Backward: the sums over a row first, then dx in place; dw and db in row chunks.
+// RMSNorm and LayerNorm. Backward computes the sums over a row, then dx in place; dw and db are summed in row chunks.
 #include "ops/cpu/chunks.h"
 #include "ops/cpu/emit.h"
 

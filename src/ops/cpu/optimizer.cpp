@@ -1,4 +1,4 @@
-// The optimizer step: norm and clipping, then AdamW block by block in f32 (f64 for f64 masters).
+// The optimizer step: norm and clipping, then AdamW in blocks, computed in f32 (f64 for f64 masters).
 #include "ops/cpu/emit.h"
 #include "ops/formulas.h"
 
@@ -13,7 +13,7 @@ StepState& step_state(Tensor state) {
   return *static_cast<StepState*>(state.data);
 }
 
-// bf16 is rounded by 16 of each element's random bits.
+// bf16 is rounded stochastically, by 16 of each element's random bits.
 template <class R>
 void store_rounded(const Tensor& y, int64_t first, const R* in, int64_t n, const uint32_t* random, Rounded what) {
   if (y.dtype != DType::bf16) return store(y, first, in, n);
@@ -38,7 +38,7 @@ uint32_t update_block(const AdamwPiece& p, const AdamwSettings& s, const AdamwSc
   store_rounded(p.master, first, w, n, random, Rounded::master);
   store_rounded(p.m, first, m, n, random, Rounded::m);
   store_rounded(p.v, first, v, n, random, Rounded::v);
-  if (p.master.dtype == DType::bf16) load(w, p.master, first, n);  // weights and amax are those of what was stored
+  if (p.master.dtype == DType::bf16) load(w, p.master, first, n);  // weights and amax come from the rounded masters
   if (p.weights) store(p.weights, first, w, n);
   return largest_magnitude(w, n);
 }

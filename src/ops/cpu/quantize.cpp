@@ -1,4 +1,4 @@
-// The forms of an operand from its plain values, and the transpose of FP8 codes.
+// Quantisation of a plain matrix into the forms of an operand; transposition of FP8 codes.
 #include "ops/cpu/emit.h"
 
 namespace octet::BACKEND {

@@ -1,4 +1,4 @@
-// Rotary embedding: each (i, i + R/2) pair of a head turns by its angle; backward turns it back.
+// Rotary embedding: each (i, i + R/2) pair of a head is rotated by its angle, and back in the backward pass.
 #include "ops/cpu/emit.h"
 
 namespace octet::BACKEND {
@@ -11,7 +11,7 @@ struct Rotation {
   Heads heads;
   int64_t half, T, first;
   const int32_t* start;  // or null
-  R sign;                // -1: back
+  R sign;                // -1: the inverse rotation
 
   void head(R* x, const R* angle) const {
     for (int64_t i = 0; i < half; ++i) {

@@ -1,6 +1,6 @@
 #pragma once
-// Rows of the cpu engine: widening to the type that T is computed in, and sums whose order no alignment and no thread
-// changes.
+// Rows of the cpu engine: widening to the type in which T is computed, and sums whose order depends neither on
+// alignment nor on the number of threads.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace octet::BACKEND {
 
 template <class T>
-using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;  // what T is computed in
+using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;  // the type in which T is computed
 
 template <class F>
 void visit_plain(DType t, F&& f) {  // activations, parameters, their gradients
@@ -58,7 +58,7 @@ void store(const Tensor& y, int64_t first, const R* in, int64_t n) {
   visit_plain(y.dtype, [&]<class T>() { narrow(y.ptr<T>() + first, in, n); });
 }
 
-// sum_i f(i), in 16 lanes that are added in order at the end: vectorises, and has one order only.
+// sum_i f(i) in 16 lanes, which are added in order at the end: vectorises, and has a fixed order.
 template <class R, class F>
 R lane_sum(int64_t n, F&& f) {
   constexpr int64_t kLanes = 16;
@@ -73,7 +73,7 @@ R lane_sum(int64_t n, F&& f) {
 }
 
 template <class R>
-R largest_of(const R* x, int64_t n) {  // passes over NaN
+R largest_of(const R* x, int64_t n) {  // skips NaN
   constexpr int64_t kLanes = 16;
   R lane[kLanes];
   for (R& m : lane) m = -INFINITY;

@@ -1,4 +1,4 @@
-// Delayed scaling: the rule of formulas.h over all slots, and the scale of a first cast.
+// Delayed scaling: delayed_scale() (formulas.h) over all slots, and the scale of a cast without history.
 #include <algorithm>
 
 #include "ops/formulas.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Bytes of what an operation reads or writes, for the counts of the plan engine.
+// Bytes that an operation reads and writes, for the counts of the plan engine.
 #include "device/plan.h"
 #include "ops/ops.h"
 
@@ -8,7 +8,7 @@ namespace octet::BACKEND {
 inline double bytes_of(Tensor t) { return t ? double(t.bytes()) : 0; }
 inline double bytes_of(const Operand& y) { return bytes_of(y.plain) + bytes_of(y.q) + bytes_of(y.q_t); }
 template <class... Ts>
-double bytes(const Ts&... parts) {  // of tensors and operands; one that is read and written stands twice
+double bytes(const Ts&... parts) {  // of tensors and operands; what is read and written is named twice
   return (0. + ... + bytes_of(parts));
 }
 

@@ -1,4 +1,4 @@
-// Generation as counts: at every step the keys and values of all positions that there is room for, as at its end.
+// Work of generation: every step counts the keys and values of all positions of the cache, as the last one reads them.
 #include "ops/decode.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A product as a count; every distinct one is kept, for whoever tunes or times them.
+// Work of matrix products; every distinct shape is recorded, for tuning and for octet bench.
 #include <algorithm>
 
 #include "ops/plan/bytes.h"

@@ -1,4 +1,4 @@
-// The products of experts as counts: of the rows that are used when all experts are chosen alike.
+// Work of grouped products: that of the rows in use when tokens are spread evenly over the experts.
 #include "ops/grouped.h"
 
 #include "ops/plan/bytes.h"

@@ -1,5 +1,5 @@
-// The operations of the layers as counts: bytes that must move, so no workspaces; element-wise arithmetic is not
-// counted as FLOPs.
+// Work of the layers' operations: the bytes that must move (no workspaces), and the FLOPs of matrix products, not of
+// element-wise arithmetic.
 #include <algorithm>
 #include <utility>
 
@@ -11,11 +11,11 @@ void embedding_forward(Stream& s, Tensor y, Tensor tokens, Tensor) {
   count(s, Kernel::embedding, 0, bytes(y, y, tokens));  // of w only the rows that y copies
 }
 void embedding_backward(Stream& s, Tensor dw, Tensor dy, Tensor tokens, Tensor order) {
-  const double rows = double(std::min(dw.rows(), dy.rows()));  // of dw that are touched, at most
+  const double rows = double(std::min(dw.rows(), dy.rows()));  // rows of dw that are touched, at most
   count(s, Kernel::embedding, 0, bytes(dy, tokens, order) + 2 * rows * double(dw.cols()) * double(size_of(dw.dtype)));
 }
 
-// What normalises, and where codes lie both ways the transposition that follows.
+// A norm, and the transposition that follows it where both FP8 forms are wanted.
 static void count_norm_forward(Stream& s, Operand y, double inputs) {
   if (y.q && y.q_t) transpose(s, std::exchange(y.q_t, {}), y.q);
   count(s, Kernel::norm, 0, bytes(y) + inputs);
@@ -34,13 +34,12 @@ void layernorm_backward(Stream& s, const LayernormBackward& g) {
 }
 
 namespace {
-// Of the first R dimensions of each q and k head the sectors that must move, once: with R below D they are pieces of a
-// row, and memory has nothing smaller than a sector.
+// Bytes of the first R dimensions of all q and k heads, in whole memory sectors: if R < D they are pieces of a row.
 double rotated_bytes(Tensor qkv, const Rope& rope) {
   constexpr int64_t kSector = 32;
   const Heads& h = rope.heads;
   const int64_t size = int64_t(size_of(qkv.dtype)), R = rope.table.shape[1] * 2;
-  int64_t sectors = 0, counted = 0;  // all before `counted` are
+  int64_t sectors = 0, counted = 0;  // sectors before `counted` have been counted
   const auto piece = [&](int64_t col) {
     const int64_t first = std::max(counted, col * size / kSector), end = ((col + R) * size + kSector - 1) / kSector;
     if (R > 0) sectors += end - first, counted = end;
@@ -63,13 +62,13 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
 }
 
 namespace {
-// Pairs of a query and a key, taken as an area: T*T/2 for a causal sequence, a band of width w below the diagonal with
-// a window. One product over all heads costs 2*D*H FLOPs a pair.
+// Pairs of a query and a key that attend, as an area: T*T/2 for a causal sequence; with a window, a band of its width
+// below the diagonal. One product over all heads costs 2*D*H FLOPs a pair.
 double product_flops(const Attention& a) {
   const double T = double(a.T), w = a.window > 0 ? std::min(T, double(a.window)) : T;
   return 2 * double(a.B) * double(a.heads.H * a.heads.D) * (w * T - w * w / 2);
 }
-// Better now than in the first step: what no kernel of a card takes (ops/gpu/attention.cu).
+// Refuses what the gpu engine has no kernel for (ops/gpu/attention.cu) when planning, before the first step would.
 void require_kernel(const Target& t, int64_t D) {
   if (t.cuda && (D % 8 || D > 256))
     bad_input("model.head_dim (hidden_size / num_attention_heads, if it is not given) is ", D,
@@ -81,7 +80,7 @@ void attention_forward(Stream& s, Tensor o, Tensor lse, Tensor qkv, const Attent
   count(s, Kernel::attention_forward, 2 * product_flops(a), bytes(o, lse, qkv));
 }
 void attention_backward(Stream& s, const AttentionBackward& g, const Attention& a) {
-  // dv, dp, dq and dk; that the scores are computed once more is not counted
+  // dv, dp, dq and dk; recomputing the scores is not counted
   count(s, Kernel::attention_backward, 4 * product_flops(a), bytes(g.dqkv, g.d_o, g.o, g.lse, g.qkv));
 }
 

@@ -1,5 +1,4 @@
-// A mixture of experts as counts of bytes: of experts' buffers the rows that are used when all experts are chosen
-// alike.
+// Work of a mixture of experts, in bytes: of buffers of experts' rows, those in use when tokens are spread evenly.
 #include "ops/moe.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Sums, casts, the optimizer and the scales as counts of bytes.
+// Work of sums, casts, the optimizer and the scales, in bytes.
 #include "ops/plan/bytes.h"
 
 namespace octet::BACKEND {
