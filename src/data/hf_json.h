@@ -27,8 +27,6 @@ inline const Fields& part(const Fields& object, const char* key, const std::stri
 }
 
 inline std::string type_of(const Fields& object, const std::string& where) {
-  constexpr size_t kLongest = 4000;  // of a place: sequences in sequences
-  if (where.size() > kLongest) bad_input(where.substr(0, 80), "…: nested too deeply");
   if (!object.is_object()) bad_input(where, ": expected an object, got ", object.dump().substr(0, 80));
   return field<std::string>(object, "type", "", where);
 }

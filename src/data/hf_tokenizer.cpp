@@ -23,8 +23,13 @@ using Kind = Tokenizer::Kind;
 constexpr size_t kKnownBytes = 64;  // of a word that is kept with its ids
 
 Fields parsed(std::string_view bytes, const std::string& where) {
+  constexpr int kDeepest = 100;  // what reads and prints it recurses
+  const auto watch = [&](int depth, Fields::parse_event_t, Fields&) {
+    if (depth > kDeepest) bad_input(where, ": nested more than ", kDeepest, " deep");
+    return true;
+  };
   try {
-    return Fields::parse(bytes);
+    return Fields::parse(bytes, watch);
   } catch (const Fields::exception& e) { bad_input(where, ": not valid JSON (", e.what(), "): copy it again"); }
 }
 
