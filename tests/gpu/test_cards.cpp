@@ -25,7 +25,7 @@ TEST(Code, IsRefusedWhereItWouldComputeWrongNumbers) {
   EXPECT_NE(unfit(100, {}), "");           // none: Hopper's own does not run there
   EXPECT_NE(unfit(90, {90, false}), "");   // built for 90: kernels for 90a are empty
   EXPECT_NE(unfit(90, {80, false}), "");   // from PTX
-  EXPECT_NE(unfit(120, {80, false}), "");  // likewise: without the waiting of kernels in close order
+  EXPECT_NE(unfit(120, {80, false}), "");  // likewise: launch_pdl's kernels would not wait
   EXPECT_EQ(architecture_for(90), "90a-real");
   EXPECT_EQ(architecture_for(120), "120-real");
 }
