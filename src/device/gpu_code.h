@@ -14,8 +14,8 @@ struct GpuCode {
 };
 
 // Why a card must not run with it, or "". Hopper's kernels are empty where they were not compiled for sm_90a, and
-// kernels launched by launch_pdl (ops/gpu/launch.cuh) do not wait for each other in code older than the card: both would
-// give wrong numbers without a word.
+// kernels launched by launch_pdl (ops/gpu/launch.cuh) do not wait for each other in code older than the card: both
+// would give wrong numbers without a word.
 inline std::string unfit(int compute_capability, const GpuCode& code) {
   const auto version = [](int v) { return concat(v / 10, ".", v % 10); };
   if (code.architecture == 0) return concat("this program holds no code for it");
