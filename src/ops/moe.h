@@ -22,9 +22,9 @@ inline int64_t expert_rows(int64_t N, int64_t E, int64_t K) {
 // y = x * (1 + eps * u), u uniform in [-1, 1) and determined by the seed; y may be x. It is its own backward.
 void moe_jitter(Stream&, Tensor y /*(N,C)*/, Tensor x /*(N,C)*/, double eps, uint64_t seed);
 
-// probability = softmax(logits); expert: indices of the K largest `choice`, largest first, of equal ones the lower index
-// (NaN counts as infinity); weight: their probabilities, divided by their sum; lse: logsumexp of the logits. `choice` is
-// the logits themselves, except where a test prescribes the routing.
+// probability = softmax(logits); expert: indices of the K largest `choice`, largest first, of equal ones the lower
+// index (NaN counts as infinity); weight: their probabilities, divided by their sum; lse: logsumexp of the logits.
+// `choice` is the logits themselves, except where a test prescribes the routing.
 struct MoeRoute {
   Tensor expert /*(N,K) i32*/, weight /*(N,K) wide*/, probability /*(N,E) wide*/, lse /*(N) wide*/;
 };
