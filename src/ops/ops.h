@@ -75,11 +75,13 @@ void rope_backward(Stream&, Operand d_out /*(N,width)*/, Tensor d_in /*(N,width)
 
 // o = softmax(scale * q k^T + causal mask) v for every head; query head h reads key/value head h / (H/G).
 // lse: log of the row sums of exp(scale * q k^T).  window > 0: position t attends to t-window+1 .. t only.
+// documents: position t attends to positions of its own document only          Zhao et al. 2024, arXiv:2402.13991
 //                                                     Dao 2023 (FlashAttention-2), arXiv:2307.08691
 struct Attention {
   Heads heads;
   int64_t B = 1, T = 1, window = 0;
   double scale = 1;
+  Tensor documents{};  // (2,B,T) i32, or none: where in its sequence the document of position t begins, and ends
 };
 void attention_forward(Stream&, Tensor o /*(N,H*D)*/, Tensor lse /*(B,H,T) wide*/, Tensor qkv /*(N,width)*/,
                        const Attention&, Tensor workspace /*bytes: workspace.h*/);
