@@ -104,6 +104,22 @@ inline Tensor rope_table(Lab& lab, DType t, int64_t positions, int64_t R) {
   return y;
 }
 
+// Attention::documents of sequences of equal length, from the lengths of the documents of each.
+inline Tensor documents(Lab& lab, const std::vector<std::vector<int64_t>>& lengths) {
+  std::vector<int32_t> begins, ends;
+  for (const std::vector<int64_t>& sequence : lengths) {
+    int64_t begin = 0;
+    for (const int64_t length : sequence) {
+      begins.insert(begins.end(), size_t(length), int32_t(begin));
+      ends.insert(ends.end(), size_t(length), int32_t(begin + length));
+      begin += length;
+    }
+  }
+  const int64_t B = int64_t(lengths.size()), T = int64_t(begins.size()) / B;
+  begins.insert(begins.end(), ends.begin(), ends.end());
+  return lab.of(begins).as(DType::i32, {2, B, T});
+}
+
 class Threads {  // for a scope
  public:
   explicit Threads(int n) : before_(omp_get_max_threads()) {

@@ -1,6 +1,8 @@
 // Causal attention with grouped key/value heads, one block of queries at a time, so that memory grows with T, not T^2.
 // Forward saves the log-sum-exp of each row, from which backward recomputes p = exp(s - lse). Forward is parallel over
 // (b, h); backward over (b, g), because the query heads of a group add to the same dk and dv, in order.
+// With documents, blocks start anew at each document: nothing of another one is multiplied, and a document's rows come
+// from the same products as if it stood alone.
 #include "ops/cpu/blas.h"
 #include "ops/cpu/fast_math.h"
 #include "ops/ops.h"
@@ -11,13 +13,16 @@ namespace {
 
 constexpr int64_t kQueries = 64;  // of a block
 
-struct Block {  // queries t .. t+n-1 see keys among k .. k+keys-1
+struct Block {  // queries t .. t+n-1 of sequence b, all of one document, see keys among k .. k+keys-1
   int64_t t, n, k, keys;
-  Block(int64_t t0, const Attention& a)
-      : t(t0),
-        n(std::min(kQueries, a.T - t0)),
-        k(a.window > 0 ? std::max<int64_t>(0, t0 - a.window + 1) : 0),
-        keys(t0 + n - k) {}
+  Block(int64_t b, int64_t t0, const Attention& a) : t(t0) {
+    int64_t begin = 0, end = a.T;  // of the document
+    if (a.documents)
+      begin = a.documents.ptr<int32_t>()[b * a.T + t], end = a.documents.ptr<int32_t>()[(a.B + b) * a.T + t];
+    n = std::min(kQueries, end - t);
+    k = a.window > 0 ? std::max(begin, t - a.window + 1) : begin;
+    keys = t + n - k;
+  }
   // Query row i of the block sees columns first(i) .. last(i)-1 of its scores.
   int64_t first(int64_t i, int64_t window) const {
     return window > 0 ? std::max<int64_t>(0, t + i - window + 1 - k) : 0;
@@ -53,11 +58,12 @@ struct ForwardHead {
     for (auto* p : {&q, &k, &v, &o}) *p = buffer<R>(a.T * a.heads.D);
     s = buffer<R>(kQueries * a.T);
   }
-  // o = softmax(q k^T) v, q already scaled; lse (T)
-  void run(R* lse) {
+  // o = softmax(q k^T) v of a head of a sequence, q already scaled; lse (T)
+  void run(R* lse, int64_t sequence) {
     const int64_t D = a.heads.D;
-    for (int64_t t = 0; t < a.T; t += kQueries) {
-      const Block b(t, a);
+    for (int64_t t = 0, n = 0; t < a.T; t += n) {
+      const Block b(sequence, t, a);
+      n = b.n;
       multiply<R>({b.n, b.keys, D}, 1, {&q[t * D], D}, {&k[b.k * D], D, true}, 0, {s.get(), b.keys});
       R inverse[kQueries];
       for (int64_t i = 0; i < b.n; ++i) {
@@ -84,10 +90,11 @@ struct BackwardHead {
     for (auto* x : {&p, &ds}) *x = buffer<R>(kQueries * a.T);
   }
   // dq = ds k,  dk += ds^T q,  dv += p^T do,  ds = p * (do v^T - rowsum(do * o)), all without `scale`, which q carries
-  void run(const R* lse) {
+  void run(const R* lse, int64_t sequence) {
     const int64_t D = a.heads.D;
-    for (int64_t t = 0; t < a.T; t += kQueries) {
-      const Block b(t, a);
+    for (int64_t t = 0, n = 0; t < a.T; t += n) {
+      const Block b(sequence, t, a);
+      n = b.n;
       R* dot = &d_o[t * D];
       multiply<R>({b.n, b.keys, D}, 1, {&q[t * D], D}, {&k[b.k * D], D, true}, 0, {p.get(), b.keys});
       multiply<R>({b.n, b.keys, D}, 1, {dot, D}, {&v[b.k * D], D, true}, 0, {ds.get(), b.keys});
@@ -113,6 +120,12 @@ void check_shapes(const Tensor& qkv, const Tensor& o, const Tensor& lse, const A
   CHECK(qkv.rows() == a.B * a.T && qkv.cols() == h.width(), qkv.shape, " for B ", a.B, ", T ", a.T);
   CHECK(o.numel() == a.B * a.T * h.H * h.D && lse.numel() == a.B * h.H * a.T, o.shape, ", lse ", lse.shape);
   CHECK(h.G > 0 && h.H % h.G == 0 && (!h.interleaved || h.G == h.H), h.H, " heads of ", h.G, " groups");
+  if (!a.documents) return;
+  CHECK(a.documents.dtype == DType::i32 && a.documents.numel() == 2 * a.B * a.T, a.documents.shape, " documents");
+  const int32_t *begin = a.documents.ptr<int32_t>(), *end = begin + a.B * a.T;
+  for (int64_t n = 0; n < a.B * a.T; ++n)
+    CHECK(0 <= begin[n] && begin[n] <= n % a.T && n % a.T < end[n] && end[n] <= a.T, "position ", n % a.T,
+          " in a document of ", begin[n], " to ", end[n]);
 }
 
 }  // namespace
@@ -136,7 +149,7 @@ void attention_forward(Stream&, Tensor o, Tensor lse, Tensor qkv, const Attentio
         load_head(head.q.get(), x + heads.q(h), a, W, R(a.scale));
         load_head(head.k.get(), x + heads.k(g), a, W, R(1));
         load_head(head.v.get(), x + heads.v(g), a, W, R(1));
-        head.run(sums + bh * T);
+        head.run(sums + bh * T, b);
         store_head(out + b * T * H * D + h * D, head.o.get(), a, H * D, R(1));
       }
     }
@@ -169,7 +182,7 @@ void attention_backward(Stream&, const AttentionBackward& t, const Attention& a)
           load_head(head.q.get(), x + heads.q(h), a, W, R(a.scale));
           load_head(head.o.get(), os + b * T * H * D + h * D, a, H * D, R(1));
           load_head(head.d_o.get(), dos + b * T * H * D + h * D, a, H * D, R(1));
-          head.run(sums + (b * H + h) * T);
+          head.run(sums + (b * H + h) * T, b);
           store_head(dx + heads.q(h), head.dq.get(), a, W, R(a.scale));
         }
         store_head(dx + heads.k(g), head.dk.get(), a, W, R(1));

@@ -63,7 +63,8 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
 
 namespace {
 // Pairs of a query and a key that attend, as an area: T*T/2 for a causal sequence; with a window, a band of its width
-// below the diagonal. One product over all heads costs 2*D*H FLOPs a pair.
+// below the diagonal. One product over all heads costs 2*D*H FLOPs a pair. Where documents begin depends on the data
+// and is not planned: the pairs that they mask are counted too.
 double product_flops(const Attention& a) {
   const double T = double(a.T), w = a.window > 0 ? std::min(T, double(a.window)) : T;
   return 2 * double(a.B) * double(a.heads.H * a.heads.D) * (w * T - w * w / 2);
@@ -77,11 +78,11 @@ void require_kernel(const Target& t, int64_t D) {
 }  // namespace
 void attention_forward(Stream& s, Tensor o, Tensor lse, Tensor qkv, const Attention& a, Tensor) {
   require_kernel(s.target(), a.heads.D);
-  count(s, Kernel::attention_forward, 2 * product_flops(a), bytes(o, lse, qkv));
+  count(s, Kernel::attention_forward, 2 * product_flops(a), bytes(o, lse, qkv, a.documents));
 }
 void attention_backward(Stream& s, const AttentionBackward& g, const Attention& a) {
   // dv, dp, dq and dk; recomputing the scores is not counted
-  count(s, Kernel::attention_backward, 4 * product_flops(a), bytes(g.dqkv, g.d_o, g.o, g.lse, g.qkv));
+  count(s, Kernel::attention_backward, 4 * product_flops(a), bytes(g.dqkv, g.d_o, g.o, g.lse, g.qkv, a.documents));
 }
 
 void swiglu_forward(Stream& s, Operand y, Tensor gu) { count(s, Kernel::activation, 0, bytes(y, gu)); }
