@@ -14,14 +14,14 @@ void ParameterStore::publish(Stream& s, Masters masters) {
       scales_.update(s, &all_, {});
     } else {
       measure_masters(s);
-      scales_.refit(s, &all_, {});
+      scales_.update_uncounted(s, &all_, {});
     }
   } else if (masters == Masters::stepped) {
     scales_.update(s, &all_, {});  // with the maxima that the previous casts measured
   } else if (scales_.size()) {
     fill_zero(s, scales_.state().amax);  // maxima of the weights before the change
     measure_masters(s);
-    scales_.fit_cold(s, all_);
+    scales_.scale_cold_slots(s, all_);
     fill_zero(s, scales_.state().amax);  // the casts measure what they read
   }
   cast_slices(s);
@@ -50,7 +50,7 @@ void ParameterStore::cast_slices(Stream& s) {
       const Segment& segment = u.segments[kFp8];
       const int64_t at = (static_cast<char*>(l.master.data) - static_cast<char*>(segment.master.data)) /
                          int64_t(size_of(options_.master));
-      const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.frozen(p.slot);
+      const Slot slot = options_.delayed_weights ? scales_.measured(p.slot) : scales_.unmeasured(p.slot);
       cast(s,
            {.q = segment.q.part(at, {l.master.numel()}),
             .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,

@@ -8,7 +8,7 @@ Operand Context::operand(Placement at, Shape shape, Forms forms, int slot, int64
   Operand y;
   if (forms.plain) y.plain = at.plain->alloc(plain(), shape);
   if (slot < 0 || !(forms.q || forms.q_t)) return y;
-  y.slot = pass == Pass::train ? scaling.measured(slot) : scaling.frozen(slot);
+  y.slot = pass == Pass::train ? scaling.measured(slot) : scaling.unmeasured(slot);
   if (forms.q) y.q = at.q->alloc(y.slot.format, shape);
   if (forms.q_t) y.q_t = at.q_t->alloc(y.slot.format, {shape[1], shape[0]});
   y.scale_inv = at.q_t->alloc(DType::f32, {scales, 4}).ptr<float>();

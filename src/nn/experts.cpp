@@ -22,7 +22,7 @@ ExpertLinear::ExpertLinear(Builder b, const std::vector<std::vector<ParameterSto
   const auto add = [&](const char* what, DType format) {  // every rank has slots of all experts: checkpoints hold all
     const int begin = b.scaling.size();
     for (size_t e = 0; e < slots; ++e) b.scaling.add(parts[e][0].name + what, format);
-    if (per_expert_) b.scaling.alike(begin, int(slots));
+    if (per_expert_) b.scaling.group_slots(begin, int(slots));
     return begin + int(per_expert_ ? first : 0);
   };
   x_slot_ = add(".x", DType::e4m3);

@@ -77,7 +77,7 @@ void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
     if (p.slot < 0) continue;
     Operand y{.q = w.q.part(p.offset, p.shape),
               .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,
-              .slot = scales_.frozen(p.slot)};
+              .slot = scales_.unmeasured(p.slot)};
     if (p.forms.q_t && use == Use::backward) y.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});
     quantize(s, y, whole.part(p.offset, p.shape));
   }
@@ -121,7 +121,7 @@ Operand ParameterStore::value(const Param& p) const {
   if (p.segment == Precision::plain) return {.plain = w.plain.part(p.offset, p.shape)};
   if (w.use == Use::evaluate && !options_.evaluate_fp8)
     return {.plain = (w.q_plain ? w.q_plain : evaluate_[lane(units_[size_t(p.unit)])].q_plain).part(p.offset, p.shape)};
-  Operand v{.scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.frozen(p.slot)};
+  Operand v{.scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.unmeasured(p.slot)};
   if (p.forms.plain) v.plain = w.q_plain.part(p.offset, p.shape);
   if (p.forms.q) v.q = w.q.part(p.offset, p.shape);
   if (p.forms.q_t && w.use == Use::backward) v.q_t = w.q_t.part(p.offset, {p.shape[1], p.shape[0]});

@@ -86,7 +86,7 @@ constexpr float delayed_scale(const ScaleRule& r, float scale, float last, float
   return scale_of(r.largest, amax, r.power_of_2);
 }
 
-// Whether a slot was ever used (ops.h: lend_scales). Scales are 4 floats apart, rows of the history `stride`.
+// Whether a slot was ever used (ops.h: inherit_scales). Scales are 4 floats apart, rows of the history `stride`.
 constexpr bool used_scale(const float* scale, const float* history, int64_t length, int64_t stride, int64_t slot) {
   return length > 1 ? history[(length - 1) * stride + slot] != 0 : scale[4 * slot] != 1;
 }

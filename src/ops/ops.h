@@ -190,10 +190,10 @@ struct ScaleState {
   bool rescale = true;  // false: only histories roll (fp8.interval), except of slots used for the first time
 };
 void update_scales(Stream&, const ScaleState&, Tensor state /*StepState, or none*/);
-// groups[g] = {first slot, number of slots}: a slot that was never used takes the smallest scale of the used ones in
-// its group. Used: the newest row of its history is not 0 (or its scale is not 1, as a history of one row keeps no
-// maxima).
-void lend_scales(Stream&, const ScaleState&, Tensor groups /*(G,2) i32*/);
+// groups[g] = {first slot, number of slots}: a slot that was never used takes the smallest scale of the used slots in
+// its group. Used: the newest row of its history is not 0, or, with a history of one row, which keeps no maxima, its
+// scale is not 1.
+void inherit_scales(Stream&, const ScaleState&, Tensor groups /*(G,2) i32*/);
 // *scale = largest / amax where 0 < amax < inf, else 1: for a cast that has no history to take its scale from.
 void current_scale(Stream&, float* scale, const uint32_t* amax, float largest, bool power_of_2);
 

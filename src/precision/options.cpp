@@ -78,7 +78,7 @@ ScalingOptions activation_scaling(const RunConfig& c) {
           .te_compat = f.te_compat,
           .power_of_2 = f.power_of_2_scales,
           .current = f.recipe == Fp8Recipe::current,
-          .cold_one = f.cold_start == ColdStart::one,
+          .cold_scale_one = f.cold_start == ColdStart::one,
           .health = c.log.fp8_every > 0};
 }
 

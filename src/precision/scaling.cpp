@@ -44,51 +44,51 @@ void DelayedScaling::materialise(Stream& s, Arena& memory) {
     copy_to_device(s, largest_scale_.data, largest_scale.data(), largest_scale_.bytes());
     s.synchronize();
   }
-  if (!alike_.empty()) {
-    groups_ = memory.alloc(DType::i32, {int64_t(alike_.size()) / 2, 2});
-    copy_to_device(s, groups_.data, alike_.data(), groups_.bytes());
+  if (!slot_groups_.empty()) {
+    groups_ = memory.alloc(DType::i32, {int64_t(slot_groups_.size()) / 2, 2});
+    copy_to_device(s, groups_.data, slot_groups_.data(), groups_.bytes());
   }
   s.synchronize();  // the host vectors end here
 }
 
-void DelayedScaling::fit_cold(Stream& s, Comm& group) {
-  if (options_.cold_one || std::count(cold_.begin(), cold_.end(), 1) == 0) return;
+void DelayedScaling::scale_cold_slots(Stream& s, Comm& group) {
+  if (options_.cold_scale_one || std::count(cold_.begin(), cold_.end(), 1) == 0) return;
   group.all_reduce(s, state_.amax, Reduce::max);
   for (int i = 0; i < size(); ++i)
-    if (cold_[size_t(i)]) current_scale(s, frozen(i).scale, measured(i).amax, largest_of(i), options_.power_of_2);
+    if (cold_[size_t(i)]) current_scale(s, unmeasured(i).scale, measured(i).amax, largest_of(i), options_.power_of_2);
 }
 
-void DelayedScaling::refit(Stream& s, Comm* group, Tensor state) {
+void DelayedScaling::update_uncounted(Stream& s, Comm* group, Tensor state) {
   if (size() == 0) return;
   if (group) group->all_reduce(s, state_.amax, Reduce::max);
-  warm_up(s);
+  mark_warm(s);
   state_.rescale = updates_ % options_.interval == 0;
   update_scales(s, state_, state);
-  if (groups_) lend_scales(s, state_, groups_);
+  if (groups_) inherit_scales(s, state_, groups_);
 }
 
 void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
-  refit(s, group, state);
+  update_uncounted(s, group, state);
   if (size()) ++updates_;
 }
 
 // A first maximum that is not finite leaves neither history nor scale: such a slot still measures itself. (Transformer
 // Engine's rule takes it into the history.) The maxima are those of the group, so that its ranks agree.
-void DelayedScaling::warm_up(Stream& s) {
+void DelayedScaling::mark_warm(Stream& s) {
   if (std::count(cold_.begin(), cold_.end(), 1) == 0) return;
   std::vector<uint32_t> amax(size_t(size()), 0);
-  if (!options_.te_compat && !options_.cold_one && !options_.current) {
+  if (!options_.te_compat && !options_.cold_scale_one && !options_.current) {
     copy_to_host(s, amax.data(), state_.amax.data, state_.amax.bytes());
     s.synchronize();
   }
   for (size_t i = 0; i < amax.size(); ++i) cold_[i] = cold_[i] && !(std::bit_cast<float>(amax[i]) <= kLargestFloat);
 }
 
-Slot DelayedScaling::frozen(int slot) const {
+Slot DelayedScaling::unmeasured(int slot) const {
   return {.scale = state_.scale.ptr<float>() + 4 * slot, .format = formats_[size_t(slot)]};
 }
 Slot DelayedScaling::measured(int slot) const {
-  Slot s = frozen(slot);
+  Slot s = unmeasured(slot);
   s.amax = state_.amax.ptr<uint32_t>() + slot;
   return s;
 }
@@ -160,7 +160,7 @@ std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
     CastHealth& h = all[i];
     const uint32_t* n = &counts[8 * i];
     const float top = largest(formats_[i]), seen = std::bit_cast<float>(amax[i]), limit = largest_of(int(i));
-    const bool finite = seen <= kLargestFloat, own = options_.current || (cold_[i] && !options_.cold_one);
+    const bool finite = seen <= kLargestFloat, own = options_.current || (cold_[i] && !options_.cold_scale_one);
     h.scale = own ? (finite && seen > 0 ? scale_of(limit, seen, options_.power_of_2) : 1.f) : scale[4 * i];
     h.amax = amax[i] ? seen : limit / h.scale;  // weights whose maximum has moved into the scale already
     h.elements = n[0];

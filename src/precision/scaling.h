@@ -1,8 +1,8 @@
 #pragma once
-// DelayedScaling: scale, amax and amax history of every quantised tensor of the model, in one flat structure: one
-// update kernel and one all-reduce for all. Activations and gradients use it with a history; weights use it with a
-// history of one
-// ("current" scaling: measured from the masters, updated, and only then cast).    FP8: arXiv:2209.05433
+// DelayedScaling: scale, amax and amax history of every quantised tensor of the model, in flat arrays with one slot per
+// tensor, so that one kernel and one all-reduce update them all. Activations and gradients use it with a history,
+// weights with a history of one ("current" scaling: the masters are measured, the scale is updated, then they are
+// cast). A slot without history is cold.                              Micikevicius et al. 2022, arXiv:2209.05433
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -18,31 +18,31 @@ struct ScalingOptions {
   int margin = 0;            // scales leave 2^margin of headroom
   bool most_recent = false;  // the last amax instead of the largest of the history
   bool te_compat = false, power_of_2 = false;
-  bool current = false;   // every cast measures first (recipe "current")
-  bool cold_one = false;  // a slot without history casts with scale 1 instead of measuring first
-  bool health = false;    // room for counts of codes
+  bool current = false;         // every cast measures first (recipe "current")
+  bool cold_scale_one = false;  // a cold slot casts with scale 1 instead of measuring first
+  bool health = false;          // room for counts of codes
 };
 
 class DelayedScaling {
  public:
   explicit DelayedScaling(const ScalingOptions& options) : options_(options) {}
   int add(std::string name, DType format);  // the only mention of a scale; returns the slot's number
-  // Slots [first, first + count) are of tensors that are alike, as those of a layer's experts are. One that is first
-  // used after others, when only the device knows that it has no history, casts with the smallest of their scales.
-  void alike(int first, int count) { alike_.insert(alike_.end(), {first, count}); }
+  // Slots [first, first + count) belong to similar tensors, such as those of a layer's experts. A slot of the group
+  // that has never been used inherits the smallest scale of those that have (inherit_scales): an expert may receive its
+  // first token at any step, when only the device knows that its slot is cold.
+  void group_slots(int first, int count) { slot_groups_.insert(slot_groups_.end(), {first, count}); }
   void materialise(Stream&, Arena&);  // after the model is built
-  // Once a micro-batch (or step), after its backward; every rank of `group` calls it. state: the step's, or none. Waits
-  // for the device while there are slots without history.
+  // After the backward pass of each micro-batch (or of each step), on every rank of `group`. state: the step's, or
+  // none. Waits for the device while there are cold slots.
   void update(Stream&, Comm* group, Tensor state);
-  void refit(Stream&, Comm* group, Tensor state);  // the same, but it counts as no update
+  void update_uncounted(Stream&, Comm* group, Tensor state);  // the same, but not counted in updates()
 
-  Slot measured(int slot) const;  // for casts that train
-  Slot frozen(int slot) const;    // recomputation and evaluation leave no trace
-  // Casts measure their own scale first: always under "current", else while the slot has no history.
-  bool measures_first(const Slot& s) const { return options_.current || (cold_[index(s)] && !options_.cold_one); }
-  // Scales of slots without history from the maxima measured so far, which all ranks of the group share. No history
-  // moves.
-  void fit_cold(Stream&, Comm& group);
+  Slot measured(int slot) const;    // for casts in training: they raise amax
+  Slot unmeasured(int slot) const;  // for recomputation and evaluation, which leave amax alone
+  // Whether a cast first measures its tensor: always under recipe "current", else while the slot is cold.
+  bool measures_first(const Slot& s) const { return options_.current || (cold_[index(s)] && !options_.cold_scale_one); }
+  // Gives cold slots the scales of the maxima measured so far, over all ranks of the group. Histories stay as they are.
+  void scale_cold_slots(Stream&, Comm& group);
   float largest_of(int slot) const;  // the format's largest value times 2^-margin
 
   int size() const { return int(names_.size()); }
@@ -80,11 +80,11 @@ class DelayedScaling {
   ScalingOptions options_;
   std::vector<std::string> names_;
   std::vector<DType> formats_;
-  std::vector<int32_t> alike_;  // first and count of each group
-  Tensor groups_{};             // the same on the device
+  std::vector<int32_t> slot_groups_;  // first and count of each group
+  Tensor groups_{};                   // the same on the device
   ScaleState state_{};
-  void warm_up(Stream&);    // what has been measured is cold no longer
-  std::vector<char> cold_;  // no history yet
+  void mark_warm(Stream&);  // slots with a finite amax are no longer cold
+  std::vector<char> cold_;
   int64_t updates_ = 0;
   Tensor counts_{}, largest_scale_{};  // (S,2,4) u32; (4) f32
   bool counting_ = false;

@@ -77,7 +77,7 @@ class Layer {
   float scale(const std::string& name) {  // of "w.weight", "w.weight.x", "w.weight.dy"
     for (DelayedScaling* all : {&scaling, &params.weight_scales()})
       for (size_t i = 0; i < all->names().size(); ++i)
-        if (all->names()[i] == name) return *all->frozen(int(i)).scale;
+        if (all->names()[i] == name) return *all->unmeasured(int(i)).scale;
     throw Error("no scale of " + name);
   }
   uint64_t state_hash() {  // of amax, history and scale

@@ -69,7 +69,7 @@ class Experts {
   float scale(int64_t e, const char* of) const {
     const std::string name = concat("experts.", e, ".weight", of);
     for (int i = 0; i < scaling.size(); ++i)
-      if (scaling.names()[size_t(i)] == name) return *scaling.frozen(i).scale;
+      if (scaling.names()[size_t(i)] == name) return *scaling.unmeasured(i).scale;
     throw Error("no scale of " + name);
   }
 

@@ -267,7 +267,7 @@ TEST(Fp8Training, ScalesAreCarriedOverToAnotherRecipe) {
   for (size_t i = 0; i < scaling.names().size(); ++i) {
     const std::string& name = scaling.names()[i];
     const bool found = before.contains(name);
-    EXPECT_EQ(scaling.measures_first(scaling.frozen(int(i))), !found) << name;  // what is missing starts cold
+    EXPECT_EQ(scaling.measures_first(scaling.unmeasured(int(i))), !found) << name;  // what is missing starts cold
     if (!found) continue;
     const float change = 0.5f * (name.ends_with(".dy") ? 448.f / 57344 : 1);
     EXPECT_FLOAT_EQ(after.at(name), before.at(name) * change) << name;
@@ -276,7 +276,7 @@ TEST(Fp8Training, ScalesAreCarriedOverToAnotherRecipe) {
     EXPECT_EQ(scaling.save(t.session.stream).rows[i], saved.rows[newest]) << name;
   }
   for (double loss : t.run(2)) EXPECT_TRUE(std::isfinite(loss));
-  EXPECT_FALSE(scaling.measures_first(scaling.frozen(0)));
+  EXPECT_FALSE(scaling.measures_first(scaling.unmeasured(0)));
 }
 
 // What travels in bf16 and is cast on arrival is what is rounded to bf16 before its cast, to the bit; and not what is

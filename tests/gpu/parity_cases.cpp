@@ -257,7 +257,7 @@ void run_update_scales(Runner& r) {
 }
 // c slots, a history of n, groups of d slots, of which every third leaves out the slot behind it. About a third of the
 // slots have been used; kA: none, kB: all.
-void run_lend_scales(Runner& r) {
+void run_inherit_scales(Runner& r) {
   const int64_t S = r.k.c, L = r.k.n;
   std::vector<float> scale(size_t(4 * S)), history(size_t(L * S));
   std::vector<uint32_t> amax(static_cast<size_t>(S));
@@ -279,7 +279,7 @@ void run_lend_scales(Runner& r) {
   u.scale = r.report("scale", r.place(DType::f32, {S, 4}, scale.data()), Compare::bits);
   u.amax = r.report("amax", r.place(DType::u32, {S}, amax.data()), Compare::bits);
   u.history = r.report("history", r.place(DType::f32, {L, S}, history.data()), Compare::bits);
-  lend_scales(r.stream, u, matrix(r.ints(groups), std::ssize(groups) / 2));
+  inherit_scales(r.stream, u, matrix(r.ints(groups), std::ssize(groups) / 2));
 }
 void run_current_scale(Runner& r) {  // d: which amax
   const float values[] = {0, INFINITY, NAN, 1e-42f, 1e-37f, 0.3f, 7.7f, 3e38f};
@@ -316,7 +316,7 @@ const std::map<std::string, std::function<void(Runner&)>>& table() {
       {"adamw", run_adamw},
       {"finish_gradients", run_finish_gradients},
       {"update_scales", run_update_scales},
-      {"lend_scales", run_lend_scales},
+      {"inherit_scales", run_inherit_scales},
       {"current_scale", run_current_scale},
       {"moe_route", run_moe_route},
       {"moe_route_backward", run_moe_route_backward},

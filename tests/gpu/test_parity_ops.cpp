@@ -91,7 +91,7 @@ class Parity : public testing::Test {
   }
   bool has_f64(const Case& k) const {
     for (const char* op : {"quantize_bits", "transpose", "count_codes", "convert", "init_normal", "sum",
-                           "finish_gradients", "update_scales", "lend_scales", "current_scale", "adamw"})
+                           "finish_gradients", "update_scales", "inherit_scales", "current_scale", "adamw"})
       if (k.op == op) return false;
     return true;
   }
@@ -302,7 +302,7 @@ TEST_F(Parity, Scaling) {
     for (const auto& [S, each] : {std::pair<int64_t, int64_t>{1, 1}, {15, 1}, {17, 2}, {45, 8}, {1000, 3}, {384, 128}})
       for (int variant : {0, kA + 0, kB + 0})
         for (bool shifted : {false, true})
-          check({.op = "lend_scales", .n = L, .c = S, .d = each, .variant = variant, .shifted = shifted});
+          check({.op = "inherit_scales", .n = L, .c = S, .d = each, .variant = variant, .shifted = shifted});
   for (int64_t d = 0; d < 8; ++d)
     for (int variant : {0, kC + 0}) check({.op = "current_scale", .d = d, .variant = variant});
 }

@@ -27,7 +27,7 @@ void update_scales(Stream&, const ScaleState& s, Tensor state) {
   if (state) static_cast<StepState*>(state.data)->nonfinite_casts += found;
 }
 
-void lend_scales(Stream&, const ScaleState& s, Tensor groups) {
+void inherit_scales(Stream&, const ScaleState& s, Tensor groups) {
   const int64_t S = s.amax.numel(), L = s.history.rows();
   float* scale = s.scale.ptr<float>();
   const float* history = s.history.ptr<float>();

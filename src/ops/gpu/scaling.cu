@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
 }
 
 // One thread a group, as groups have few slots. The smallest scale is found before any is written.
-__global__ void lend_kernel(float* scale, const float* history, const int32_t* groups, int64_t G, int64_t L,
-                            int64_t S) {
+__global__ void inherit_kernel(float* scale, const float* history, const int32_t* groups, int64_t G, int64_t L,
+                               int64_t S) {
   const int64_t g = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
   if (g >= G) return;
   const int64_t first = groups[2 * g], last = first + groups[2 * g + 1];
@@ -95,11 +95,11 @@ void update_scales(Stream& s, const ScaleState& u, Tensor state) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-void lend_scales(Stream& s, const ScaleState& u, Tensor groups) {
+void inherit_scales(Stream& s, const ScaleState& u, Tensor groups) {
   const Timed timed(s, Kernel::scaling);
-  lend_kernel<<<blocks_for(groups.rows(), 128), 128, 0, raw(s)>>>(u.scale.ptr<float>(), u.history.ptr<float>(),
-                                                                  groups.ptr<int32_t>(), groups.rows(),
-                                                                  u.history.rows(), u.amax.numel());
+  inherit_kernel<<<blocks_for(groups.rows(), 128), 128, 0, raw(s)>>>(u.scale.ptr<float>(), u.history.ptr<float>(),
+                                                                     groups.ptr<int32_t>(), groups.rows(),
+                                                                     u.history.rows(), u.amax.numel());
   CUDA_CHECK(cudaGetLastError());
 }
 

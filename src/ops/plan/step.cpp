@@ -28,7 +28,7 @@ void adamw(Stream& s, std::span<const AdamwPiece> pieces, const AdamwSettings&, 
 void update_scales(Stream& s, const ScaleState& u, Tensor) {
   count(s, Kernel::scaling, 0, 2 * bytes(u.scale, u.amax, u.history) + bytes(u.largest));
 }
-void lend_scales(Stream& s, const ScaleState& u, Tensor groups) {
+void inherit_scales(Stream& s, const ScaleState& u, Tensor groups) {
   count(s, Kernel::scaling, 0, bytes(groups, u.scale));
 }
 void current_scale(Stream& s, float*, const uint32_t*, float, bool) {
