@@ -155,7 +155,7 @@ cudaEvent_t Profile::event() {
 void Profile::start(Stream& s, Kernel k) {
   if (depth_++ > 0) return;
   constexpr size_t kMostRecords = 1 << 14;  // bounds the number of events where take() is never called
-  if (records_.size() >= kMostRecords) settle();
+  if (records_.size() >= kMostRecords) collect();
   records_.push_back({k, event(), event()});
   OCTET_RANGE_PUSH(name_of(k));
   CUDA_CHECK(cudaEventRecord(records_.back().start, raw(s)));
@@ -163,11 +163,11 @@ void Profile::start(Stream& s, Kernel k) {
 
 void Profile::stop(Stream& s) noexcept {
   if (--depth_ > 0) return;
-  (void)cudaEventRecord(records_.back().stop, raw(s));  // called by a destructor: settle() reports errors
+  (void)cudaEventRecord(records_.back().stop, raw(s));  // called by a destructor: collect() reports errors
   OCTET_RANGE_POP();
 }
 
-void Profile::settle() {
+void Profile::collect() {
   for (const Record& r : records_) {
     float milliseconds = 0;
     CUDA_CHECK(cudaEventSynchronize(r.stop));
@@ -181,7 +181,7 @@ void Profile::settle() {
 }
 
 WorkLog Profile::take() {
-  settle();
+  collect();
   return std::exchange(sums_, {});
 }
 

@@ -44,7 +44,7 @@ class Profile {
     cudaEvent_t start, stop;
   };
   cudaEvent_t event();
-  void settle();  // waits for the recorded ops and adds up their times
+  void collect();  // waits for the recorded ops and adds up their times
 
   std::vector<Record> records_;
   std::vector<cudaEvent_t> free_;

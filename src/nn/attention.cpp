@@ -45,7 +45,7 @@ void SelfAttention::attend_to_cache(Context& c) {
                   .position = c.cache->position(),
                   .window = config_.window,
                   .scale = config_.scale,
-                  .settled = true,
+                  .cache_ready = true,
                   .workspace = c.cache->workspace()});
 }
 

@@ -44,7 +44,7 @@ void LossHead::logits(Context& c, Tensor x, const Sink& sink) {
 }
 
 void LossHead::logits(Context& c, Tensor y, Tensor x) {
-  gemm(c.stream, {.d = y, .a = {x}, .b = c.params.value(w_).by_cols(Precision::plain), .settled = c.decodes()});
+  gemm(c.stream, {.d = y, .a = {x}, .b = c.params.value(w_).by_cols(Precision::plain), .b_ready = c.decodes()});
 }
 
 }  // namespace octet::BACKEND

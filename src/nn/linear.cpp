@@ -75,7 +75,7 @@ void Linear::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
                   .residual = residual,
                   .bias = b_.unit >= 0 ? c.params.value(b_).plain : Tensor{},
                   .fast = recipe_.fast_fprop,
-                  .settled = c.decodes()});
+                  .b_ready = c.decodes()});
 }
 
 void Linear::step(Context& c, Tensor y, const Norm& norm, Tensor x, Behind behind) {

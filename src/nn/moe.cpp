@@ -46,7 +46,7 @@ void Moe::route(Context& c, Tensor x) {
   gemm(c.stream, {.d = logits,
                   .a = Operand{.plain = x}.by_cols(Precision::plain),
                   .b = c.params.value(router_).by_cols(Precision::plain),
-                  .settled = c.decodes()});
+                  .b_ready = c.decodes()});
   if (c.routers.observe) c.routers.observe(options_.layer, logits);
   const Tensor choice = c.routers.choice ? c.routers.choice.part(options_.layer * N * E, {N, E}) : logits;
   moe_route(c.stream, route_, logits, choice);

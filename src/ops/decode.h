@@ -28,7 +28,7 @@ struct DecodeAttention {
   Tensor position /*(B) i32*/;
   int64_t window = 0;
   double scale = 1;
-  bool settled = false;  // attention_step: no unfinished kernel of the stream writes position or kv (GemmArgs::settled)
+  bool cache_ready = false;  // attention_step: position and kv are complete, as GemmArgs::b_ready says of b
   Tensor workspace{} /*bytes: workspace.h*/;  // zeroed by the caller before its first use; the op keeps counters there
 };
 void attention_decode(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, const DecodeAttention&);
@@ -37,7 +37,7 @@ void attention_decode(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, c
 void attention_step(Stream&, Tensor o /*(B,H*D)*/, Tensor qkv /*(B,width)*/, Tensor rope_table /*ops.h, Rope*/,
                     const DecodeAttention&);
 // A matrix product fused with the norm before it and the activation after it:  y = rmsnorm(x) w^T,  or, gated, with
-// w = [w_g; w_u],  y = silu(rmsnorm(x) w_g^T) * (rmsnorm(x) w_u^T).  norm and w must be settled (GemmArgs::settled).
+// w = [w_g; w_u],  y = silu(rmsnorm(x) w_g^T) * (rmsnorm(x) w_u^T).  norm and w must be complete: GemmArgs::b_ready.
 struct NormedProduct {
   Tensor y /*(N,O); gated: (N,O/2)*/, x /*(N,C)*/, norm /*(C)*/, w /*(O,C)*/;
   double eps = 1e-5;
@@ -45,9 +45,9 @@ struct NormedProduct {
   Tensor normed /*(N,C)*/, rstd /*(N) wide*/, product /*(N,O), where gated*/;  // scratch
 };
 void normed_product(Stream&, const NormedProduct&);
-inline void normed_product_apart(Stream& s, const NormedProduct& a) {  // the same, unfused
+inline void normed_product_unfused(Stream& s, const NormedProduct& a) {  // the same, unfused
   rmsnorm_forward(s, {.plain = a.normed}, a.rstd, a.x, a.norm, a.eps);
-  gemm(s, {.d = a.gated ? a.product : a.y, .a = {a.normed}, .b = {a.w}, .settled = true});
+  gemm(s, {.d = a.gated ? a.product : a.y, .a = {a.normed}, .b = {a.w}, .b_ready = true});
   if (a.gated) swiglu_forward(s, {.plain = a.y}, a.product);
 }
 void advance(Stream&, Tensor position /*(B) i32 +=*/);  // by one

@@ -109,7 +109,9 @@ struct GemmArgs {
   Tensor residual{}, bias{};  // residual: dtype of d; bias: dtype of the activations
   bool accumulate = false;    // + d
   bool fast = false;          // FP8: accumulate in the tensor cores' 14 bits, without promotion to fp32 registers
-  bool settled = false;  // no unfinished kernel of the stream writes b: it may be read before those ahead have ended
+  // No unfinished kernel of the stream writes b, as with weights in generation: a kernel under programmatic dependent
+  // launch may load b before the kernels ahead of it have ended.
+  bool b_ready = false;
 };
 void gemm(Stream&, const GemmArgs&);
 

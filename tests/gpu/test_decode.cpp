@@ -172,7 +172,7 @@ void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned) {
     EXPECT_EQ(bytes(step.kv.v), bytes(apart.kv.v));
     if (half == 0) { EXPECT_LT(distance(get(got), get(unturned)), bound); }
     const Tensor again = empty(qkv.dtype, want.shape), same = copy_of(qkv);
-    step.settled = true;
+    step.cache_ready = true;
     stream_->synchronize();
     attention_step(*stream_, again, same, table, step);
     EXPECT_EQ(bytes(again), bytes(got));
@@ -199,7 +199,7 @@ TEST_F(Decode, Windows) {
   }
 }
 
-// Many steps, each of which may begin while the previous ones run: reading too early would show.
+// Many steps, each of which may begin while the previous ones run: reading too fused would show.
 TEST_F(Decode, StepsFollowEachOther) {
   const Heads h{.H = 8, .G = 2, .D = 64};
   const int64_t B = 2, S = 300, steps = 250, W = h.width();
@@ -211,28 +211,28 @@ TEST_F(Decode, StepsFollowEachOther) {
     DecodeAttention attention;
     Tensor o;
   };
-  const auto way = [&](bool settled) {
+  const auto way = [&](bool cache_ready) {
     const Shape cache{B, h.G, S, h.D};
     return Way{{.kv = {empty(DType::bf16, cache), empty(DType::bf16, cache)},
                 .heads = h,
                 .position = put(std::vector<int32_t>{-1, 17}, {B}),
                 .scale = 0.125,
-                .settled = settled,
+                .cache_ready = cache_ready,
                 .workspace = workspace(h, B)},
                empty(DType::bf16, {steps, B * h.H * h.D})};
   };
-  const Way apart = way(false), settled = way(true);
-  for (const Way* w : {&apart, &settled})  // what stands before the second sequence's first token
+  const Way unfused = way(false), fused = way(true);
+  for (const Way* w : {&unfused, &fused})  // what stands before the second sequence's first token
     for (const Tensor t : {w->attention.kv.k, w->attention.kv.v}) fill_zero(*stream_, t);
   const Tensor x = empty(DType::bf16, {B, W});
   stream_->synchronize();
-  for (const Way* w : {&apart, &settled})
+  for (const Way* w : {&unfused, &fused})
     for (int64_t i = 0; i < steps; ++i) {
       const DecodeAttention& a = w->attention;
       const Tensor o = w->o.row_range(i, 1).as(DType::bf16, {B, h.H * h.D});
       advance(*stream_, a.position);
       copy(*stream_, x, rows.row_range(i, 1));
-      if (a.settled) {
+      if (a.cache_ready) {
         attention_step(*stream_, o, x, table, a);
         continue;
       }
@@ -240,9 +240,9 @@ TEST_F(Decode, StepsFollowEachOther) {
       kv_append(*stream_, {.kv = a.kv, .heads = h, .start = a.position}, x);
       attention_decode(*stream_, o, x, a);
     }
-  EXPECT_LT(distance(get(settled.o), get(apart.o)), 1e-5);
-  EXPECT_LT(distance(get(settled.attention.kv.k), get(apart.attention.kv.k)), 1e-5);
-  EXPECT_EQ(bytes(settled.attention.kv.v), bytes(apart.attention.kv.v));
+  EXPECT_LT(distance(get(fused.o), get(unfused.o)), 1e-5);
+  EXPECT_LT(distance(get(fused.attention.kv.k), get(unfused.attention.kv.k)), 1e-5);
+  EXPECT_EQ(bytes(fused.attention.kv.v), bytes(unfused.attention.kv.v));
 }
 
 // In one kernel (bf16, few rows) as in three.

@@ -131,7 +131,7 @@ void Program::one(int which, Tensor y, Tensor a, Tensor b, uint64_t i) {
     case 6:
       return transpose(s_, q_t_, q_);
     case 7:
-      return gemm(s_, {.d = gated_, .a = {a}, .b = {w_}, .settled = i % 2 == 0});
+      return gemm(s_, {.d = gated_, .a = {a}, .b = {w_}, .b_ready = i % 2 == 0});
     case 8:
       return swiglu_forward(s_, forms(y, true), gated_);
     case 9:

@@ -80,7 +80,7 @@ enum class By { gemm, plain_product };
 
 // The largest error of any element, relative to its own bound.
 double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t offset, By by = By::gemm,
-             bool settled = false) {
+             bool b_ready = false) {
   const auto [M, N, K] = size;
   const Values a = rounded(normals(M * K, 1), f.factors), b = rounded(normals(N * K, 2), f.factors);
   const Values old = rounded(normals(M * N, 3), f.d), residual = rounded(normals(M * N, 4), f.d);
@@ -93,7 +93,7 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
              .a = {upload(a, M, f.a_transposed), f.a_transposed},
              .b = {upload(b, N, f.b_transposed), f.b_transposed},
              .accumulate = f.accumulate,
-             .settled = settled};
+             .b_ready = b_ready};
   if (f.residual) g.residual = m.upload(f.d, {M, N}, residual, offset);
   if (f.bias) g.bias = m.upload(f.factors, {N}, bias, offset);
   if (by == By::gemm) gemm(m.stream, g);
@@ -139,7 +139,7 @@ TEST_F(GpuGemm, TakesViewsThatAreAlignedToOneElement) {
 // Products of generation's steps, by our own kernel (few_rows.cu): any number of rows up to 16; N that fills no block,
 // or is enough for blocks of 32 columns; K that fills no piece, or is far longer than what is in flight at a time.
 TEST_F(GpuGemm, OfFewRowsIsTheProductToo) {
-  for (const bool settled : {false, true})
+  for (const bool b_ready : {false, true})
     for (const Form& f : every_form())
       if (f.factors == DType::bf16 && !f.a_transposed && !f.b_transposed)
         for (const std::array<int64_t, 3>& size : {std::array<int64_t, 3>{1, 304, 2048},
@@ -152,9 +152,9 @@ TEST_F(GpuGemm, OfFewRowsIsTheProductToo) {
                                                    {13, 9001, 72},
                                                    {16, 9000, 264},
                                                    {17, 64, 64}}) {
-          EXPECT_LE(worst(*machine, f, size, 0, By::gemm, settled), 1)
+          EXPECT_LE(worst(*machine, f, size, 0, By::gemm, b_ready), 1)
               << size[0] << "x" << size[1] << "x" << size[2] << " to " << name_of(f.d) << " accumulate " << f.accumulate
-              << " residual " << f.residual << " bias " << f.bias << " settled " << settled;
+              << " residual " << f.residual << " bias " << f.bias << " b_ready " << b_ready;
         }
 }
 
@@ -169,7 +169,7 @@ TEST_F(GpuGemm, OfFewRowsFollowEachOther) {
   const Tensor one = m.upload(DType::bf16, {2, C}, x), two = m.tensor(DType::bf16, {2, C});
   m.stream.synchronize();
   for (int64_t i = 0; i < kTimes; ++i)
-    gemm(m.stream, {.d = i % 2 ? one : two, .a = {i % 2 ? two : one}, .b = b, .settled = true});
+    gemm(m.stream, {.d = i % 2 ? one : two, .a = {i % 2 ? two : one}, .b = b, .b_ready = true});
   const Values y = m.download(one);
   for (int64_t r = 0; r < 2; ++r)
     for (int64_t c = 0; c < C; ++c)

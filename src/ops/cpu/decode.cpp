@@ -91,7 +91,7 @@ void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const De
   attention_decode(s, o, qkv, a);
 }
 
-void normed_product(Stream& s, const NormedProduct& a) { normed_product_apart(s, a); }
+void normed_product(Stream& s, const NormedProduct& a) { normed_product_unfused(s, a); }
 
 void advance(Stream&, Tensor position) {
   for (int64_t b = 0; b < position.numel(); ++b) ++position.ptr<int32_t>()[b];

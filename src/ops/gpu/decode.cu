@@ -119,7 +119,7 @@ void attend(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAtte
     p.sums = reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + decode_counters(h, B));
     p.stats = p.sums + sums;
     if (rope_table) p.table = rope_table.ptr<float>(), p.half = int(rope_table.shape[1]);
-    p.settled = a.settled && rope_table;  // without a table, kv_append just ahead has written the newest keys
+    p.cache_ready = a.cache_ready && rope_table;  // without a table, kv_append just ahead has written the newest keys
     if constexpr (sizeof(T) == 2)
       if (h.D <= 128) return launch_bf16(s, p, B);
     launch_plain(s, p, B);

@@ -96,14 +96,14 @@ __global__ void __launch_bounds__(kThreads) bf16_kernel(const __grid_constant__ 
   const int part = int(blockIdx.x), chunk = int(blockIdx.y) % p.chunks, kv = int(blockIdx.y) / p.chunks,
             b = int(blockIdx.z);
   grid_dependency_trigger();
-  if (!p.settled) grid_dependency_wait();
+  if (!p.cache_ready) grid_dependency_wait();
   const Part keys(p, part, b);
   if (part >= keys.parts) return;
   const int64_t cache = (int64_t(b) * p.G + kv) * p.S * p.D;
   int first = keys.begin + warp * kTile;
   Tile<kChunks> tile;
   tile.load(p.k + cache, p.v + cache, first, keys.end, p.D);
-  if (p.settled) grid_dependency_wait();
+  if (p.cache_ready) grid_dependency_wait();
 
   const int head = kv * p.group + chunk * kHeads, heads = min(kHeads, p.group - chunk * kHeads);
   const bf16 *in = p.qkv + b * p.width, *new_k = in + kv * p.kv_step + p.k0, *new_v = in + kv * p.kv_step + p.v0;

@@ -25,7 +25,7 @@ struct Params {
   int64_t width, S, k0, v0, kv_step, q_step;  // steps: columns between consecutive heads
   int H, G, D, group, chunks, parts, window, half;
   float scale;
-  bool settled;
+  bool cache_ready;
 };
 
 // The factor for what was summed under the maximum `before`, when the maximum is now `now`; 0 if nothing was summed.

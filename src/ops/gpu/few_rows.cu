@@ -4,8 +4,8 @@
 // turn, each in two halves, and their sums are added in shared memory. In mma.sync (m16n8k16) b is the left factor (16
 // rows), a the right one (8 columns). The order of k within a fragment does not matter as long as both factors agree,
 // so each thread loads 16 bytes of a row: k = 8t .. 8t+7 of its half piece, four for a first mma and four for a second.
-// Loads run ahead in registers, in a ring of kDepth half pieces; where b is settled (ops.h) the first ones are issued
-// before the kernels ahead have ended.
+// Loads run ahead in registers, in a ring of kDepth half pieces; with b_ready (ops.h) the first ones of b are
+// issued before the kernels ahead have ended.
 //
 // g = lane / 4: the row of b and of a   t = lane % 4: the k
 #include "ops/decode.h"
@@ -26,7 +26,7 @@ struct FewRows {
   const D *residual, *before;  // added, unless null; before: d itself
   D* d;
   int M, N, K;
-  bool settled;
+  bool b_ready;
   const bf16* norm = nullptr;  // (K)
   float eps = 0;
 };
@@ -159,12 +159,12 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
   const int n0 = int(blockIdx.x) * F::kCols;
   Pieces<F, D> pieces(p, n0);
   grid_dependency_trigger();
-  if (!p.settled) grid_dependency_wait();
+  if (!p.b_ready) grid_dependency_wait();
 #pragma unroll
   for (int u = 0; u < F::kDepth; ++u) pieces.load_b(u);
-  if constexpr (F::kNorm)  // settled as b is
+  if constexpr (F::kNorm)  // b_ready holds for the norm too
     for (int i = int(threadIdx.x); i < p.K / 8; i += kThreads) norm[i] = reinterpret_cast<const uint4*>(p.norm)[i];
-  if (p.settled) grid_dependency_wait();
+  if (p.b_ready) grid_dependency_wait();
 #pragma unroll
   for (int u = 0; u < F::kDepthA; ++u) pieces.load_a(u);
   float added[F::kEach], c[F::kTiles][F::kGroups][4] = {}, square[F::kGroups] = {};
@@ -247,7 +247,7 @@ void few_rows_product(Stream& s, const GemmArgs& g) {
                                           .M = int(g.d.rows()),
                                           .N = int(g.d.cols()),
                                           .K = int(g.a.contracted()),
-                                          .settled = g.settled});
+                                          .b_ready = g.b_ready});
   });
 }
 
@@ -259,7 +259,7 @@ void normed_product(Stream& s, const NormedProduct& a) {
         " normalised by ", a.norm.shape, " times ", a.w.shape, " into ", a.y.shape);
   if (!takes_few_rows(g) || a.x.cols() > kMost || a.norm.dtype != DType::bf16 || !aligned({a.norm.data}) ||
       (a.gated && a.y.dtype != DType::bf16))
-    return normed_product_apart(s, a);
+    return normed_product_unfused(s, a);
   const Timed timed(s, Kernel::gemm_bf16);
   visit<float, bf16>(a.y.dtype, [&]<class D>() {
     const FewRows<D> p{.a = a.x.ptr<bf16>(),
@@ -268,7 +268,7 @@ void normed_product(Stream& s, const NormedProduct& a) {
                        .M = int(a.x.rows()),
                        .N = int(outputs),
                        .K = int(a.x.cols()),
-                       .settled = true,
+                       .b_ready = true,
                        .norm = a.norm.ptr<bf16>(),
                        .eps = float(a.eps)};
     if (!a.gated) return launch<Around::norm>(s, p);

@@ -23,7 +23,7 @@ void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const De
   kv_append(s, {.kv = a.kv, .heads = a.heads, .start = a.position}, qkv);
   attention_decode(s, o, qkv, a);
 }
-void normed_product(Stream& s, const NormedProduct& a) { normed_product_apart(s, a); }
+void normed_product(Stream& s, const NormedProduct& a) { normed_product_unfused(s, a); }
 
 void advance(Stream& s, Tensor position) { count(s, Kernel::elementwise, 0, 2 * bytes(position)); }
 void argmax(Stream& s, Tensor index, Tensor x, int64_t) { count(s, Kernel::loss, 0, bytes(index, x)); }
