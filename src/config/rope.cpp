@@ -7,20 +7,20 @@
 namespace octet {
 namespace {
 
-constexpr double kTurn = 2 * std::numbers::pi;
+constexpr double kTwoPi = 2 * std::numbers::pi;
 
 double llama3(const RopeScaling& s, double w) {
-  const double turns = double(s.original_max_positions) * w / kTurn;  // within the original range
-  if (turns > s.high_freq_factor) return w;
-  if (turns < s.low_freq_factor) return w / s.factor;
-  const double smooth = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+  const double rotations = double(s.original_max_positions) * w / kTwoPi;  // within the original range
+  if (rotations > s.high_freq_factor) return w;
+  if (rotations < s.low_freq_factor) return w / s.factor;
+  const double smooth = (rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
   return (1 - smooth) * w / s.factor + smooth * w;
 }
 
-// The dimension (of R / 2, not whole) that turns so often within the original range.
-double dimension_of(const ModelConfig& m, double turns) {
+// The dimension (a fraction, of R/2) that makes this many rotations within the original range.
+double dimension_of(const ModelConfig& m, double rotations) {
   const double R = double(m.rotary_dims()), range = double(m.rope_scaling.original_max_positions);
-  return R * std::log(range / (turns * kTurn)) / (2 * std::log(m.rope_theta));
+  return R * std::log(range / (rotations * kTwoPi)) / (2 * std::log(m.rope_theta));
 }
 
 void yarn(const ModelConfig& m, std::vector<double>& w) {

@@ -24,24 +24,24 @@ class ExpertBench {
 
   void forward(const std::string& name, int64_t I, int64_t O, Types t) {
     rows_product("forward, " + name,
-                 {.a = t.activation, .b = t.activation, .d = t.plain, .turned = false, .fast = true}, O, I);
+                 {.a = t.activation, .b = t.activation, .d = t.plain, .transposed = false, .fast = true}, O, I);
   }
   void input_gradient(const std::string& name, int64_t I, int64_t O, Types t) {
     rows_product("input gradient, " + name,
-                 {.a = t.gradient, .b = t.activation, .d = t.plain, .turned = !is_fp8(t.activation), .fast = false}, I,
-                 O);
+                 {.a = t.gradient, .b = t.activation, .d = t.plain, .transposed = !is_fp8(t.activation), .fast = false},
+                 I, O);
   }
   void weight_gradient(const std::string& name, int64_t I, int64_t O, Types t) {
-    const bool turned = !is_fp8(t.activation);
+    const bool transposed = !is_fp8(t.activation);
     for (const bool grouped : {true, false}) {
-      const Factor a = factor(t.gradient, O, R_, turned), x = factor(t.activation, I, R_, turned);
+      const Factor a = factor(t.gradient, O, R_, transposed), x = factor(t.activation, I, R_, transposed);
       std::vector<Tensor> d;
       for (size_t e = 0; e + 1 < first_.size(); ++e) d.push_back(b_.zeros(t.sum, {O, I}));
       const GroupedGradient g{.d = d, .a = a, .b = x, .rows = rows()};
       std::vector<GemmArgs> loop;
       for_each_expert([&](size_t e, int64_t first, int64_t count) {
         const auto part = [&](Factor f) {  // codes: of as many rows that stand by themselves
-          f.t = turned ? f.t.row_range(first, count) : f.t.part(first * f.t.rows(), {f.t.rows(), count});
+          f.t = transposed ? f.t.row_range(first, count) : f.t.part(first * f.t.rows(), {f.t.rows(), count});
           return f;
         };
         loop.push_back({.d = d[e], .a = part(a), .b = part(x), .accumulate = true});
@@ -53,13 +53,13 @@ class ExpertBench {
  private:
   struct Form {
     DType a, b, d;
-    bool turned, fast;
+    bool transposed, fast;
   };
   void rows_product(const std::string& name, Form f, int64_t N, int64_t K) {
     for (const bool grouped : {true, false}) {
       const Factor a = factor(f.a, R_, K, false);
       std::vector<Factor> w;
-      for (size_t e = 0; e + 1 < first_.size(); ++e) w.push_back(factor(f.b, N, K, f.turned));
+      for (size_t e = 0; e + 1 < first_.size(); ++e) w.push_back(factor(f.b, N, K, f.transposed));
       const GroupedGemm g{.d = b_.zeros(f.d, {R_, N}), .a = a, .b = w, .rows = rows(), .fast = f.fast};
       std::vector<GemmArgs> loop;
       for_each_expert([&](size_t e, int64_t first, int64_t count) {
@@ -86,9 +86,9 @@ class ExpertBench {
     for (size_t e = 0; e + 1 < first_.size(); ++e)
       if (first_[e + 1] > first_[e]) f(e, int64_t(first_[e]), int64_t(first_[e + 1] - first_[e]));
   }
-  Factor factor(DType t, int64_t rows, int64_t contracted, bool turned) {
+  Factor factor(DType t, int64_t rows, int64_t contracted, bool transposed) {
     const Operand scale = b_.operand({.q = true}, DType::bf16, DType::e4m3, {1, 16});
-    return {b_.random(t, turned ? Shape{contracted, rows} : Shape{rows, contracted}), turned,
+    return {b_.random(t, transposed ? Shape{contracted, rows} : Shape{rows, contracted}), transposed,
             is_fp8(t) ? scale.slot.scale : nullptr};
   }
   ExpertRows rows() { return {.offset = b_.indices(first_), .assignments = assignments_}; }

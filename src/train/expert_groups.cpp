@@ -14,11 +14,11 @@ ExpertGroups::ExpertGroups(const RunConfig& c, Device& device, Host& host, int64
   if (host.local_size() % ep)
     bad_input("parallel.expert_parallel (", ep, ") does not divide the ", host.local_size(),
               " ranks of this machine, on which the experts of a layer must be together");
-  const int position = host.rank() % ep, turn = host.rank() / ep;  // among those of one position
+  const int position = host.rank() % ep, group = host.rank() / ep;
   const int sharing = int(std::max<int64_t>(1, degree / ep)), same = host.size() / ep;
-  group_host_ = host.split(turn, ep);
-  shard_host_ = host.split(position + ep * (turn / sharing), sharing);
-  replica_host_ = host.split(position + ep * (turn % sharing), same / sharing);
+  group_host_ = host.split(group, ep);
+  shard_host_ = host.split(position + ep * (group / sharing), sharing);
+  replica_host_ = host.split(position + ep * (group % sharing), same / sharing);
   group_ = make_comm(device, *group_host_);
   shard_ = make_comm(device, *shard_host_);
   replica_ = make_comm(device, *replica_host_);

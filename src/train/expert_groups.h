@@ -1,7 +1,7 @@
 #pragma once
-// The groups of ranks of parallel.expert_parallel: ep ranks that stand next to one another hold a layer's experts
-// together, rank r those of position r % ep. The experts of one position are dealt out among as many of the ranks that
-// share slices as hold them; the others replicate.
+// The process groups of parallel.expert_parallel (ep): ep consecutive ranks hold a layer's experts together, rank r the
+// (r % ep)-th share of them. Ranks that hold the same experts shard them among themselves as far as the dense
+// parameters are sharded; beyond that they are replicas.
 #include "config/config.h"
 #include "nn/context.h"
 

@@ -39,10 +39,10 @@ struct Case {
     return y;
   }
   // What stands behind the last row is not a number.
-  Tensor store_rows(const Values& v, int64_t cols, bool turned) {
+  Tensor store_rows(const Values& v, int64_t cols, bool transpose) {
     Values poisoned = v;
     for (int64_t i = offset.back() * cols; i < R * cols; ++i) poisoned[size_t(i)] = NAN;
-    return turned ? store(type, {cols, R}, transposed(poisoned, R, cols)) : store(type, {R, cols}, poisoned);
+    return transpose ? store(type, {cols, R}, transposed(poisoned, R, cols)) : store(type, {R, cols}, poisoned);
   }
   // Scales 16 bytes apart: 1/2, 1/4, 1/8, ... for each expert.
   const float* scales(int64_t n) {
@@ -57,7 +57,7 @@ std::vector<std::vector<int>> token_counts() { return {{0, 1, 15, 17, 0, 64, 130
 
 TEST(Grouped, RowsAreTheirExpertsProductsAndZeroBehindTheLast) {
   for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
-    for (const bool turned : {false, true})
+    for (const bool transpose : {false, true})
       for (const auto& tokens : token_counts()) {
         Case c(t, tokens);
         const Values a = c.numbers(c.R * c.I);
@@ -66,18 +66,18 @@ TEST(Grouped, RowsAreTheirExpertsProductsAndZeroBehindTheLast) {
         for (int64_t e = 0; e < c.E; ++e) {
           w.push_back(c.numbers(c.O * c.I));
           b.push_back(
-              {turned ? c.store(t, {c.I, c.O}, transposed(w.back(), c.O, c.I)) : c.store(t, {c.O, c.I}, w.back()),
-               turned});
+              {transpose ? c.store(t, {c.I, c.O}, transposed(w.back(), c.O, c.I)) : c.store(t, {c.O, c.I}, w.back()),
+               transpose});
         }
         const Tensor d = c.lab.empty(t, {c.R, c.O});
         grouped_gemm(c.lab.stream(), {.d = d, .a = {c.store_rows(a, c.I, false)}, .b = b, .rows = c.rows()});
-        EXPECT_EQ(values(d), rows_product(c.offset, a, w, c.O, c.I)) << name_of(t) << turned;
+        EXPECT_EQ(values(d), rows_product(c.offset, a, w, c.O, c.I)) << name_of(t) << transpose;
       }
 }
 
 TEST(Grouped, GradientsAddTheirExpertsRowsAndAnExpertWithoutRowsKeepsIts) {
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    for (const bool turned : {false, true})
+    for (const bool transpose : {false, true})
       for (const auto& tokens : token_counts()) {
         Case c(t, tokens);
         const Values dy = c.numbers(c.R * c.O), x = c.numbers(c.R * c.I);
@@ -90,10 +90,10 @@ TEST(Grouped, GradientsAddTheirExpertsRowsAndAnExpertWithoutRowsKeepsIts) {
           for (size_t i = 0; i < sum.size(); ++i) want.back()[i] += sum[i];
         }
         grouped_gradient(c.lab.stream(), {.d = d,
-                                          .a = {c.store_rows(dy, c.O, !turned), turned},
-                                          .b = {c.store_rows(x, c.I, !turned), turned},
+                                          .a = {c.store_rows(dy, c.O, !transpose), transpose},
+                                          .b = {c.store_rows(x, c.I, !transpose), transpose},
                                           .rows = c.rows()});
-        for (size_t e = 0; e < d.size(); ++e) EXPECT_EQ(values(d[e]), want[e]) << e << name_of(t) << turned;
+        for (size_t e = 0; e < d.size(); ++e) EXPECT_EQ(values(d[e]), want[e]) << e << name_of(t) << transpose;
       }
 }
 

@@ -77,11 +77,11 @@ TEST(OpDecode, AStepTurnsAppendsAndAttends) {
   const Tensor k = lab.normal(DType::f32, {B, h.G, S, h.D}), v = lab.normal(DType::f32, {B, h.G, S, h.D});
   const KvRows apart{lab.copy(k), lab.copy(v)}, together{lab.copy(k), lab.copy(v)};
   const Tensor table = rope_table(lab, DType::f32, S, 8), position = lab.of(std::vector<int32_t>{7, 2});
-  const Tensor x = lab.normal(DType::f32, {B, h.width()}), turned = lab.copy(x);
+  const Tensor x = lab.normal(DType::f32, {B, h.width()}), rotated = lab.copy(x);
   const Tensor want = lab.empty(DType::f32, {B, h.H * h.D}), got = lab.empty(DType::f32, {B, h.H * h.D});
-  rope_forward(lab.stream(), turned, {.table = table, .heads = h, .start = position});
-  kv_append(lab.stream(), {.kv = apart, .heads = h, .start = position}, turned);
-  attention_decode(lab.stream(), want, turned, {.kv = apart, .heads = h, .position = position});
+  rope_forward(lab.stream(), rotated, {.table = table, .heads = h, .start = position});
+  kv_append(lab.stream(), {.kv = apart, .heads = h, .start = position}, rotated);
+  attention_decode(lab.stream(), want, rotated, {.kv = apart, .heads = h, .position = position});
   attention_step(lab.stream(), got, x, table, {.kv = together, .heads = h, .position = position});
   EXPECT_TRUE(same_bits(got, want));
   EXPECT_TRUE(same_bits(together.k, apart.k));

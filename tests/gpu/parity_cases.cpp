@@ -115,11 +115,11 @@ void run_embedding_backward(Runner& r) {
 }
 
 // ---- rotary embedding. c: which heads; kB: each sequence has a first position of its own; kC: a table of bf16 numbers
-struct Turn {
+struct RopeCase {
   Tensor x;
   Rope rope;
 };
-Turn turn_of(Runner& r) {
+RopeCase rope_case(Runner& r) {
   const Heads all[] = {{4, 2, 64, false}, {32, 4, 64, false}, {3, 3, 80, true}, {2, 2, 96, true},  {4, 1, 128, false},
                        {3, 3, 20, true},  {3, 3, 80, true},   {4, 4, 64, true}, {2, 1, 72, false}, {4, 4, 128, true}};
   const int64_t rotated[] = {64, 64, 20, 24, 128, 6, 32, 16, 16, 32};  // R
@@ -140,11 +140,11 @@ Turn turn_of(Runner& r) {
   return {x, {angles, h, T, first, r.has(kB) ? r.ints(start) : Tensor{}, r.has(kC)}};
 }
 void run_rope_forward(Runner& r) {
-  const Turn t = turn_of(r);
+  const RopeCase t = rope_case(r);
   rope_forward(r.stream, r.report("qkv", t.x), t.rope);
 }
 void run_rope_backward(Runner& r) {  // kA: in place
-  const Turn t = turn_of(r);
+  const RopeCase t = rope_case(r);
   Operand d = r.operand(r.k.n, t.x.cols());
   if (r.has(kA)) d.plain = r.report("in place", t.x);
   rope_backward(r.stream, d, t.x, t.rope);

@@ -116,10 +116,10 @@ TEST_F(Cards, ProducersOfManyRows) {
   const Operand all = forms(N);
   for (const Tensor& t : {all.plain, all.q, all.q_t}) fill_byte(s, t.data, 0x55, t.bytes());
   quantize(s, all, x);
-  const Tensor turned = m.tensor(DType::e4m3, {C, N});
-  fill_byte(s, turned.data, 0x55, turned.bytes());
-  transpose(s, turned, all.q);
-  EXPECT_EQ(bits(turned), bits(all.q_t));
+  const Tensor transposed = m.tensor(DType::e4m3, {C, N});
+  fill_byte(s, transposed.data, 0x55, transposed.bytes());
+  transpose(s, transposed, all.q);
+  EXPECT_EQ(bits(transposed), bits(all.q_t));
   for (const int64_t first : {int64_t{0}, N / 2 / 8 * 8, N - 1024}) {
     const Operand some = forms(1024);
     quantize(s, some, x.row_range(first, 1024));
@@ -128,10 +128,10 @@ TEST_F(Cards, ProducersOfManyRows) {
     for (int64_t c = 0; c < C; ++c)
       EXPECT_EQ(bits(all.q_t.part(c * N + first, {1024})), bits(some.q_t.row_range(c, 1))) << first << ", " << c;
   }
-  const Tensor odd = all.q.part(0, {N - 1, C}), odd_turned = turned.part(0, {C, N - 1});  // one by one
-  transpose(s, odd_turned, odd);
+  const Tensor odd = all.q.part(0, {N - 1, C}), odd_transposed = transposed.part(0, {C, N - 1});  // one by one
+  transpose(s, odd_transposed, odd);
   for (const int64_t c : {int64_t{0}, C - 1})
-    EXPECT_EQ(bits(odd_turned.part(c * (N - 1) + N - 1025, {1024})), bits(all.q_t.part(c * N + N - 1025, {1024})));
+    EXPECT_EQ(bits(odd_transposed.part(c * (N - 1) + N - 1025, {1024})), bits(all.q_t.part(c * N + N - 1025, {1024})));
 }
 
 TEST_F(Cards, PlainProductsOfManyColumns) {

@@ -79,7 +79,7 @@ class Decode : public testing::Test {
     return norms > 0 ? error / norms : 0;
   }
   void check(const Heads& h, const std::vector<int32_t>& lengths, int64_t window, DType type);
-  void check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned);
+  void check_step(const DecodeAttention& a, Tensor qkv, Tensor unrotated);
 
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> stream_;
@@ -146,7 +146,7 @@ void Decode::check(const Heads& h, const std::vector<int32_t>& lengths, int64_t 
 
 // attention_step equals rope_forward, kv_append and attention_decode one after the other, and changes nothing else.
 // With all of the head rotated, a quarter of it, and rotary dimensions that do not fit vectors of 8.
-void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned) {
+void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unrotated) {
   const int64_t B = qkv.rows(), S = a.kv.k.shape[2], D = a.heads.D;
   for (const int64_t half : {D / 2, D / 4, D / 16 * 8, int64_t{0}}) {
     if (half == 0 && D > 16) continue;
@@ -161,16 +161,17 @@ void Decode::check_step(const DecodeAttention& a, Tensor qkv, Tensor unturned) {
     };
     DecodeAttention apart = a, step = a;
     apart.kv = {copy_of(a.kv.k), copy_of(a.kv.v)}, step.kv = {copy_of(a.kv.k), copy_of(a.kv.v)};
-    const Tensor turned = copy_of(qkv), want = empty(qkv.dtype, {B, a.heads.H * D}), got = empty(qkv.dtype, want.shape);
-    rope_forward(*stream_, turned, {.table = table, .heads = a.heads, .start = a.position});
-    kv_append(*stream_, {.kv = apart.kv, .heads = a.heads, .start = a.position}, turned);
-    attention_decode(*stream_, want, turned, apart);
+    const Tensor rotated = copy_of(qkv), want = empty(qkv.dtype, {B, a.heads.H * D}),
+                 got = empty(qkv.dtype, want.shape);
+    rope_forward(*stream_, rotated, {.table = table, .heads = a.heads, .start = a.position});
+    kv_append(*stream_, {.kv = apart.kv, .heads = a.heads, .start = a.position}, rotated);
+    attention_decode(*stream_, want, rotated, apart);
     attention_step(*stream_, got, copy_of(qkv), table, step);
     const double bound = qkv.dtype == DType::f32 ? 1e-12 : 1e-5;
     EXPECT_LT(distance(get(got), get(want)), bound);
     EXPECT_LT(distance(get(step.kv.k), get(apart.kv.k)), bound);
     EXPECT_EQ(bytes(step.kv.v), bytes(apart.kv.v));
-    if (half == 0) { EXPECT_LT(distance(get(got), get(unturned)), bound); }
+    if (half == 0) { EXPECT_LT(distance(get(got), get(unrotated)), bound); }
     const Tensor again = empty(qkv.dtype, want.shape), same = copy_of(qkv);
     step.cache_ready = true;
     stream_->synchronize();
@@ -199,7 +200,7 @@ TEST_F(Decode, Windows) {
   }
 }
 
-// Many steps, each of which may begin while the previous ones run: reading too fused would show.
+// Many steps, each of which may begin while the previous ones run: reading too early would show.
 TEST_F(Decode, StepsFollowEachOther) {
   const Heads h{.H = 8, .G = 2, .D = 64};
   const int64_t B = 2, S = 300, steps = 250, W = h.width();

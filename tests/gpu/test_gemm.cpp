@@ -85,9 +85,9 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
   const Values a = rounded(normals(M * K, 1), f.factors), b = rounded(normals(N * K, 2), f.factors);
   const Values old = rounded(normals(M * N, 3), f.d), residual = rounded(normals(M * N, 4), f.d);
   const Values bias = rounded(normals(N, 5), f.factors);
-  const auto upload = [&](const Values& x, int64_t rows, bool turn) {
-    return turn ? m.upload(f.factors, {K, rows}, transposed(x, rows, K), offset)
-                : m.upload(f.factors, {rows, K}, x, offset);
+  const auto upload = [&](const Values& x, int64_t rows, bool transpose) {
+    return transpose ? m.upload(f.factors, {K, rows}, transposed(x, rows, K), offset)
+                     : m.upload(f.factors, {rows, K}, x, offset);
   };
   GemmArgs g{.d = m.upload(f.d, {M, N}, old, offset),
              .a = {upload(a, M, f.a_transposed), f.a_transposed},

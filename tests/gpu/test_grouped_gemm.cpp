@@ -69,7 +69,7 @@ struct Case {
     m.stream.synchronize();
     return {.offset = t, .assignments = std::accumulate(size.tokens.begin(), size.tokens.end(), int64_t{0})};
   }
-  // Rows of a factor; behind the last there is no number. FP8 is turned where it is contracted over rows.
+  // Rows of a factor; behind the last there is no number. FP8 is transposed where it is contracted over rows.
   Factor by_cols(const Values& v, int64_t cols, DType t) {
     return {m.upload(t, {R, cols}, poisoned(v, cols)), false, scale(t)};
   }

@@ -23,7 +23,7 @@ class Large : public testing::Test {
     const size_t free = m_->device.total_bytes() - m_->device.used_bytes();
     if (free < size_t{66} << 30) GTEST_SKIP() << "these tensors take 64 GiB";
     in_ = m_->tensor(DType::bf16, {kN, 2 * kC}), out_ = m_->tensor(DType::bf16, in_.shape);
-    codes_ = m_->tensor(DType::e4m3, in_.shape), turned_ = m_->tensor(DType::e4m3, {2 * kC, kN});
+    codes_ = m_->tensor(DType::e4m3, in_.shape), transposed_ = m_->tensor(DType::e4m3, {2 * kC, kN});
     init_normal(m_->stream, in_, 0, 1, 1, 1, 0);
   }
   std::vector<char> bits(Tensor t) {
@@ -44,7 +44,7 @@ class Large : public testing::Test {
   // An operation that makes forms (rows, cols): of all rows, and of the last ones.
   void check(const char* what, int64_t rows, int64_t cols, const std::function<void(Operand, int64_t first)>& op) {
     SCOPED_TRACE(what);
-    const Tensor y = matrix(out_, rows, cols), q = matrix(codes_, rows, cols), q_t = matrix(turned_, cols, rows);
+    const Tensor y = matrix(out_, rows, cols), q = matrix(codes_, rows, cols), q_t = matrix(transposed_, cols, rows);
     op(forms(y, q, q_t), 0);
     const Tensor y1 = small(DType::bf16, {kLast, cols}), q1 = small(DType::e4m3, y1.shape),
                  q_t1 = small(DType::e4m3, {cols, kLast});
@@ -56,7 +56,7 @@ class Large : public testing::Test {
   }
 
   std::unique_ptr<Machine> m_;
-  Tensor in_, out_, codes_, turned_;
+  Tensor in_, out_, codes_, transposed_;
 };
 
 TEST_F(Large, ProducersOfForms) {
@@ -110,9 +110,9 @@ TEST_F(Large, InPlaceAndPlain) {
   EXPECT_EQ(bits(out_.as(DType::f32, {n / 2}).part(n / 2 - 1000, {1000})), bits(some.as(DType::f32, {1000})));
 
   quantize(s, forms({}, codes_, {}), in_);
-  transpose(s, turned_, codes_);
+  transpose(s, transposed_, codes_);
   for (const int64_t c : {int64_t{0}, kC, 2 * kC - 1}) {
-    const auto column = bits(turned_.row_range(c, 1));
+    const auto column = bits(transposed_.row_range(c, 1));
     for (const int64_t r : {int64_t{0}, kN / 2 + 1, kN - 1})
       EXPECT_EQ(column[size_t(r)], bits(codes_.part(r * 2 * kC + c, {1}))[0]) << r << ", " << c;
   }
@@ -223,7 +223,7 @@ TEST_F(Large, AdamwOfOneParameter) {
   const int64_t n = (int64_t{1} << 31) + 4096, few = 1000;
   AdamwPiece p{.master = in_.as(DType::f32, {n}),
                .m = codes_.as(DType::bf16, {n}),
-               .v = turned_.as(DType::bf16, {n}),
+               .v = transposed_.as(DType::bf16, {n}),
                .grad = out_.part(0, {n}),
                .weights = out_.part(n, {n}),
                .stream = 5};

@@ -45,12 +45,12 @@ Rotation<R> rotation(const Rope& r, Tensor qkv, R sign) {
 void rope_forward(Stream&, Tensor qkv, const Rope& rope) {
   visit_plain(qkv.dtype, [&]<class T>() {
     using R = Real<T>;
-    const auto turn = rotation<R>(rope, qkv, 1);
+    const auto rotate = rotation<R>(rope, qkv, 1);
     const T* x = qkv.ptr<T>();
     const int64_t width = qkv.cols();
     emit_rows<T>(Operand{.plain = qkv}, qkv.rows(), width, [=](int64_t n, R* v) {
       widen(v, x + n * width, width);
-      turn.row(v, n);
+      rotate.row(v, n);
     });
   });
 }
@@ -58,12 +58,12 @@ void rope_forward(Stream&, Tensor qkv, const Rope& rope) {
 void rope_backward(Stream&, Operand d_out, Tensor d_in, const Rope& rope) {
   visit_plain(d_in.dtype, [&]<class T>() {
     using R = Real<T>;
-    const auto turn = rotation<R>(rope, d_in, -1);
+    const auto rotate = rotation<R>(rope, d_in, -1);
     const T* x = d_in.ptr<T>();
     const int64_t width = d_in.cols();
     emit_rows<T>(d_out, d_in.rows(), width, [=](int64_t n, R* v) {
       widen(v, x + n * width, width);
-      turn.row(v, n);
+      rotate.row(v, n);
     });
   });
 }

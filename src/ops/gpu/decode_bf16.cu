@@ -117,10 +117,10 @@ __global__ void __launch_bounds__(kThreads) bf16_kernel(const __grid_constant__ 
     const int d = 32 * j + 8 * t;
     attention.q[j] = {};
     if (d >= p.D) continue;
-    const Turn turn(p.table, keys.position, p.table ? p.half : 0, d);
-    if (g < heads) attention.q[j] = turn.load(in + (head + g) * p.q_step).a;
+    const Rotation rotation(p.table, keys.position, p.table ? p.half : 0, d);
+    if (g < heads) attention.q[j] = rotation.load(in + (head + g) * p.q_step).a;
     if (!adds || g) continue;
-    const Pack<bf16> k = turn.load(new_k);
+    const Pack<bf16> k = rotation.load(new_k);
     added.k[0][j] = k.a;
     if (stores) store8(p.k + to + d, k);
   }

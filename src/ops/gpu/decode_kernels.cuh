@@ -47,10 +47,10 @@ struct Part {
 };
 
 // Rotary embedding of a vector of 8 elements at a time: ops.h.
-struct Turn {
+struct Rotation {
   int at, other;  // where this vector and the one it is rotated with begin; other < 0: it is not rotated
   float cos[8], sin[8];
-  __device__ Turn(const float* table, int position, int half, int d) : at(d), other(-1) {
+  __device__ Rotation(const float* table, int position, int half, int d) : at(d), other(-1) {
     if (d >= 2 * half) return;
     const bool low = d < half;
     other = low ? d + half : d - half;

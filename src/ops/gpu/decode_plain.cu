@@ -74,11 +74,11 @@ __device__ float dot_of(const float (&q)[8], const float (&key)[8]) {
 
 // Attends to the new token's key and value, which are not in the cache yet, and appends them.
 template <class T, int kLanes, int kQ>
-__device__ void add_new(Softmax<kQ>& softmax, const float (&q)[kQ][8], const Params<T>& p, const Turn& turn,
+__device__ void add_new(Softmax<kQ>& softmax, const float (&q)[kQ][8], const Params<T>& p, const Rotation& rotation,
                         const T* row, int64_t to, bool live, bool stores) {
   const int lane = int(threadIdx.x) % 32;
   Pack<T> k{}, v[1]{};
-  if (live) k = turn.load(row + p.k0), v[0] = load8(row + p.v0 + turn.at);
+  if (live) k = rotation.load(row + p.k0), v[0] = load8(row + p.v0 + rotation.at);
   float key[8], s[kQ][1];
   unpack(key, k);
 #pragma unroll
@@ -105,13 +105,13 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
 
   const int head = g * p.group + chunk * kQ, heads = min(kQ, p.group - chunk * kQ);
   const bool live = at < p.D;
-  const Turn turn(p.table, keys.position, p.table ? p.half : 0, live ? at : 0);
+  const Rotation rotation(p.table, keys.position, p.table ? p.half : 0, live ? at : 0);
   const T* in = p.qkv + b * p.width;
   float q[kQ][8];
 #pragma unroll
   for (int h = 0; h < kQ; ++h) {
     Pack<T> raw{};
-    if (live && h < heads) raw = turn.load(in + (head + h) * p.q_step);
+    if (live && h < heads) raw = rotation.load(in + (head + h) * p.q_step);
     unpack(q[h], raw);
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[h][i] *= p.scale;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
     softmax.template add<T, kU>(s, v);
   }
   if (p.table && part == 0 && warp == 0)
-    add_new<T, kLanes, kQ>(softmax, q, p, turn, in + g * p.kv_step, cache + int64_t(keys.position) * p.D, live,
+    add_new<T, kLanes, kQ>(softmax, q, p, rotation, in + g * p.kv_step, cache + int64_t(keys.position) * p.D, live,
                            chunk == 0 && keys.position < p.S);
   softmax.template join<kLanes>();
 

@@ -16,7 +16,7 @@
 namespace octet::BACKEND {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kPiece = 64, kHalf = 32, kTurn = kWarps * kPiece;
+constexpr int kWarps = 8, kThreads = kWarps * 32, kPiece = 64, kHalf = 32, kRound = kWarps * kPiece;
 
 enum class Around { nothing, norm, norm_and_gate };
 
@@ -81,7 +81,7 @@ struct Pieces {
     a = p.a + int64_t(g + 1) * p.K - left;
     b = p.b + int64_t(n0 + g + 1) * p.K - left;
   }
-  static __device__ constexpr int ahead_of(int u) { return u / 2 * kTurn + u % 2 * kHalf; }  // half piece u
+  static __device__ constexpr int ahead_of(int u) { return u / 2 * kRound + u % 2 * kHalf; }  // half piece u
   __device__ void load_a(int u) {
 #pragma unroll
     for (int i = 0; i < F::kGroups; ++i) {

@@ -46,15 +46,15 @@ class Trial {  // a product on buffers of its real size
   // candidates() ran on a cool card at high clocks; in a training step the card is at its power limit. So the
   // candidates close to the fastest run again, alternating and long enough to heat the card.
   Candidate best_of(std::vector<Candidate> finalists) {
-    constexpr double kClose = 1.15, kTurnSeconds = 8e-3;
-    constexpr size_t kMost = 5, kTurns = 3;
+    constexpr double kClose = 1.15, kRoundSeconds = 8e-3;
+    constexpr size_t kMost = 5, kRounds = 3;
     std::erase_if(finalists, [&](const Candidate& c) { return c.seconds > kClose * finalists.front().seconds; });
     finalists.resize(std::min(finalists.size(), kMost), finalists.front());
     if (finalists.size() == 1) return finalists.front();
-    const int runs = std::max(1, int(kTurnSeconds / finalists.front().seconds));
+    const int runs = std::max(1, int(kRoundSeconds / finalists.front().seconds));
     for (Candidate& c : finalists) c.seconds = 0;
-    for (size_t turn = 0; turn < kTurns; ++turn)
-      for (Candidate& c : finalists) c.seconds += time_of(c.algo, 1, runs).value_or(1) / kTurns;
+    for (size_t round = 0; round < kRounds; ++round)
+      for (Candidate& c : finalists) c.seconds += time_of(c.algo, 1, runs).value_or(1) / kRounds;
     return std::ranges::min(finalists, {}, &Candidate::seconds);
   }
 

@@ -31,8 +31,8 @@ bool hopper_takes(const Stream& s, const GroupedGemm& g) {
 }
 bool hopper_takes(const Stream& s, const GroupedGradient& g) {
   if (s.target().compute_capability / 10 != 9 || !copyable(g.a.t) || !copyable(g.b.t)) return false;
-  const bool turned = g.a.t.dtype == DType::bf16;
-  return multiplied(g.a.t.dtype, g.b.t.dtype) && g.a.transposed == turned && g.b.transposed == turned &&
+  const bool mn_major = g.a.t.dtype == DType::bf16;
+  return multiplied(g.a.t.dtype, g.b.t.dtype) && g.a.transposed == mn_major && g.b.transposed == mn_major &&
          std::ranges::all_of(g.d, [&](const Tensor& d) { return storable(d) && d.dtype == g.d[0].dtype; });
 }
 

@@ -35,8 +35,8 @@ template <class F>
 __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_t to, uint32_t barrier, int rank) {
   const int a_row = F::kSums ? t.m : t.row + t.m, at = (F::kSums ? t.row : 0) + k;
   const CUtensorMap& b = F::kSums ? p.b : p.expert[t.group];
-  const auto load = [&](auto shared, uint32_t place, const CUtensorMap& map, bool turned, int row) {
-    const int x = turned ? row : at, y = turned ? at : row;
+  const auto load = [&](auto shared, uint32_t place, const CUtensorMap& map, bool mn_major, int row) {
+    const int x = mn_major ? row : at, y = mn_major ? at : row;
     if constexpr (decltype(shared)::value) tma_load_multicast(place, map, x, y, barrier);
     else tma_load(place, map, x, y, barrier);
   };
@@ -45,13 +45,13 @@ __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_
   const uint32_t b_to = to + kTileM / 64 * kBlockBytes;
   if constexpr (F::kAlongM) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) load(kOwn, to + j * kBlockBytes, p.a, F::kTurnA, a_row + 64 * j);
+    for (int j = 0; j < 2; ++j) load(kOwn, to + j * kBlockBytes, p.a, F::kMnMajorA, a_row + 64 * j);
 #pragma unroll
-    for (int j = 2 * rank; j < 2 * rank + 2; ++j) load(kShared, b_to + j * kBlockBytes, b, F::kTurnB, t.n + 64 * j);
+    for (int j = 2 * rank; j < 2 * rank + 2; ++j) load(kShared, b_to + j * kBlockBytes, b, F::kMnMajorB, t.n + 64 * j);
   } else {
-    load(kShared, to + rank * kBlockBytes, p.a, F::kTurnA, a_row + 64 * rank);
+    load(kShared, to + rank * kBlockBytes, p.a, F::kMnMajorA, a_row + 64 * rank);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) load(kOwn, b_to + j * kBlockBytes, b, F::kTurnB, t.n + 64 * j);
+    for (int j = 0; j < 4; ++j) load(kOwn, b_to + j * kBlockBytes, b, F::kMnMajorB, t.n + 64 * j);
   }
 }
 
@@ -78,8 +78,8 @@ struct Operands {
 template <class F>
 __device__ inline Operands at_step(const Operands& o, int s, int block_of_b) {
   const bool zero = F::kSums && s >= o.steps;
-  const uint64_t a = o.a + s * (F::kTurnA ? 2048 : 32) / 16;
-  const uint64_t b = o.b + (s * (F::kTurnB ? 2048 : 32) + block_of_b * kBlockBytes) / 16;
+  const uint64_t a = o.a + s * (F::kMnMajorA ? 2048 : 32) / 16;
+  const uint64_t b = o.b + (s * (F::kMnMajorB ? 2048 : 32) + block_of_b * kBlockBytes) / 16;
   return {zero ? o.zeros : a, zero ? o.zeros : b};
 }
 
@@ -89,7 +89,7 @@ __device__ inline void multiply(float (&d)[128], const Operands& o) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     const Operands x = at_step<F>(o, s, 0);
-    if constexpr (F::kIn == Input::bf16) wgmma_bf16<F::kTurnA, F::kTurnB>(d, x.a, x.b);
+    if constexpr (F::kIn == Input::bf16) wgmma_bf16<F::kMnMajorA, F::kMnMajorB>(d, x.a, x.b);
     else wgmma_fp8<F::kIn == Input::e5m2>(d, x.a, x.b);
   }
   wgmma_commit();
@@ -131,7 +131,7 @@ __device__ inline void contract(float (&d)[128], int K, Ring& ring, const Shared
     const uint32_t a = shared.stages + ring.stage * kStageBytes + warpgroup * kBlockBytes;
     const uint32_t b = shared.stages + ring.stage * kStageBytes + kTileM / 64 * kBlockBytes;
     // only weight gradients have partial stages: elsewhere TMA fills in zeros beyond K
-    const Operands o{descriptor(a, F::kTurnA), descriptor(b, F::kTurnB), zero_descriptor(shared.zeros),
+    const Operands o{descriptor(a, F::kMnMajorA), descriptor(b, F::kMnMajorB), zero_descriptor(shared.zeros),
                      ceil_of(K, F::kStepK)};
     if constexpr (F::kSplit) {
       multiply_split<F>(d, o);

@@ -23,8 +23,8 @@ struct Params {
   Store store = Store::bf16;
 };
 
-// d[r,:] = a[r,:] b_e^T; turned: b is stored as (K,N)
-void launch_rows_bf16(Stream&, const Params&, bool turned);
+// d[r,:] = a[r,:] b_e^T; mn_major: b is stored as (K,N)
+void launch_rows_bf16(Stream&, const Params&, bool mn_major);
 // d_e += a_e b_e^T of a (R,M) and b (R,N)
 void launch_sums_bf16(Stream&, const Params&);
 // The same of FP8, all contiguous along the contracted axis. a: its format; b is e4m3. fast: no split accumulation.

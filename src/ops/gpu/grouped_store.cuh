@@ -19,7 +19,7 @@ __device__ inline void swap_pairs(uint32_t& low, uint32_t& high, int q) {
   high = upper ? high : got;
   low = upper ? got : low;
 }
-__device__ inline void turn_quad(uint32_t (&v)[4], int q) {
+__device__ inline void transpose_quad(uint32_t (&v)[4], int q) {
   swap_pairs<1>(v[0], v[1], q), swap_pairs<1>(v[2], v[3], q);
   swap_pairs<2>(v[0], v[2], q), swap_pairs<2>(v[1], v[3], q);
 }
@@ -41,14 +41,14 @@ __device__ inline void store_bf16(__nv_bfloat16* row, const float (&d)[128], flo
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     uint32_t v[4] = {old[j].x, old[j].y, old[j].z, old[j].w};
-    if (add) turn_quad(v, q);
+    if (add) transpose_quad(v, q);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = (j * 4 + i) * 4 + half * 2;
       const float2 before = add ? unpack_bf16(v[i]) : make_float2(0, 0);
       v[i] = pack_bf16(d[at] * scale + before.x, d[at + 1] * scale + before.y);
     }
-    turn_quad(v, q);
+    transpose_quad(v, q);
     const int column = (j * 4 + q) * 8;
     if (in && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(v[0], v[1], v[2], v[3]);
   }

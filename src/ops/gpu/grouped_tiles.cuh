@@ -16,14 +16,14 @@ constexpr int kTileM = 128, kTileN = 256, kStages = 4, kThreads = 384, kConsumer
 constexpr int kStageBytes = (kTileM + kTileN) / 64 * kBlockBytes, kZeroBytes = 1024, kRoomBytes = 4 * kBlockBytes;
 enum class Input { bf16, e4m3, e5m2 };  // of a; b of FP8 is e4m3
 
-// An instance of the kernel. kTurnA, kTurnB: the operand is stored with the contracted axis outermost (MN-major);
+// An instance of the kernel. kMnMajorA, kMnMajorB: the operand is stored MN-major, with the contracted axis outermost;
 // kSums: see above; kSplit: split accumulation; kAlongM: the two tiles of a pair are neighbours along M, else along N.
-template <Input in, bool turn_a, bool turn_b, bool sums, bool split, bool along_m>
+template <Input in, bool mn_major_a, bool mn_major_b, bool sums, bool split, bool along_m>
 struct Form {
   static constexpr Input kIn = in;
-  static constexpr bool kTurnA = turn_a, kTurnB = turn_b, kSums = sums, kSplit = split, kAlongM = along_m;
+  static constexpr bool kMnMajorA = mn_major_a, kMnMajorB = mn_major_b, kSums = sums, kSplit = split, kAlongM = along_m;
   static constexpr int kStageK = in == Input::bf16 ? 64 : 128, kStepK = kStageK / 4;
-  static_assert(in == Input::bf16 ? !split : !turn_a && !turn_b, "FP8 operands lie along the contracted axis");
+  static_assert(in == Input::bf16 ? !split : !mn_major_a && !mn_major_b, "FP8 operands lie along the contracted axis");
 };
 
 struct Groups {                           // groups of tiles: one for each expert, and one for the unused rows

@@ -79,9 +79,10 @@ void norm_forward(Stream& s, const Operand& y, const NormForward<T>& f, int64_t 
     return;
   }
   const Timed timed(s, Kernel::norm);
-  Operand turned = y;
-  turned.plain = {}, turned.slot.amax = nullptr;  // both have been written
-  produce(s, Normalised<T, kCentre>{f, int(ceil_div(f.C, 8))}, Sink<T>(turned, N, f.C), f.C % 8 == 0 && aligned({f.x}));
+  Operand transposed = y;
+  transposed.plain = {}, transposed.slot.amax = nullptr;  // both have been written
+  produce(s, Normalised<T, kCentre>{f, int(ceil_div(f.C, 8))}, Sink<T>(transposed, N, f.C),
+          f.C % 8 == 0 && aligned({f.x}));
 }
 
 }  // namespace octet::BACKEND

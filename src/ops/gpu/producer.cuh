@@ -36,17 +36,17 @@ consteval int tile_blocks() {  // thread blocks an SM
   return sizeof(T) == 2 ? 3 : 2;
 }
 
-template <class F, class T, DType kFormat, bool kTurn, bool kPairs>
+template <class F, class T, DType kFormat, bool kTranspose, bool kPairs>
 __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
     produce_kernel(const F f, const Sink<T> out) {
   constexpr int K = F::kWays, U = kTileUnits<F>,  // rows in flight: registers for the blocks that are bound above
       kBatch = !Carries<F> && (K == 2 || sizeof(typename F::Raw) > 32) ? 2 : 4;
-  __shared__ TransposedTile<U> tile[kTurn ? K : 1];
-  __shared__ int columns[kTurn ? K : 1][U];  // of each unit's vectors, or -1: place() is called once a unit
+  __shared__ TransposedTile<U> tile[kTranspose ? K : 1];
+  __shared__ int columns[kTranspose ? K : 1][U];  // of each unit's vectors, or -1: place() is called once a unit
   const int tx = threadIdx.x % U, ty = threadIdx.x / U, unit = blockIdx.x * U + tx;
   const int64_t row0 = block_down() * 128;
   const Place place = unit < f.units ? f.place(unit) : Place{};
-  if constexpr (kTurn)
+  if constexpr (kTranspose)
     if (ty == 0)
 #pragma unroll
       for (int k = 0; k < K; ++k) columns[k][tx] = place.count[k] ? place.col[k] : -1;
@@ -91,15 +91,15 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
 #pragma unroll
           for (int k = 0; k < K; ++k)
             if (in && place.count[k])
-              codes[k][r0 + r] = emit<kFormat, kTurn>(out, row + place.col[k], y[k], scale, amax);
+              codes[k][r0 + r] = emit<kFormat, kTranspose>(out, row + place.col[k], y[k], scale, amax);
         }
       }
     }
-    if constexpr (kTurn)
+    if constexpr (kTranspose)
 #pragma unroll
       for (int k = 0; k < K; ++k) tile[k].put(codes[k], tx, group);
   }
-  if constexpr (kTurn) {
+  if constexpr (kTranspose) {
     __syncthreads();
     const int lane = threadIdx.x % 16, first = threadIdx.x / 16;  // a thread's columns are U apart
     if (row0 + 8 * lane < out.rows) {
@@ -166,9 +166,9 @@ void produce(Stream& s, const F& f, const Sink<T>& out, bool fast) {
     constexpr unsigned kThreads = 16 * kTileUnits<F>;
     const dim3 grid = matrix_grid(blocks_for(f.units, kTileUnits<F>), ceil_div(out.rows, 128));
     const auto launch = [&]<bool kPairs>() {
-      with_bool(out.q_t, [&]<bool kTurn>() {
-        const auto kernel = out.format == DType::e5m2 ? produce_kernel<F, T, DType::e5m2, kTurn, kPairs>
-                                                      : produce_kernel<F, T, DType::e4m3, kTurn, kPairs>;
+      with_bool(out.q_t, [&]<bool kTranspose>() {
+        const auto kernel = out.format == DType::e5m2 ? produce_kernel<F, T, DType::e5m2, kTranspose, kPairs>
+                                                      : produce_kernel<F, T, DType::e4m3, kTranspose, kPairs>;
         launch_pdl(s, kernel, {grid, kThreads}, f, out);
       });
     };

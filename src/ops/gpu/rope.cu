@@ -7,7 +7,7 @@ namespace {
 
 // A thread has row n, pairs i .. i+7, and four heads g, g + groups, .... The threads of a row are neighbours, so that
 // whole rows are in flight at a time: pieces of one head from many rows would lose a third of the memory's bandwidth.
-template <class T, bool kFast, Turn kTurn>
+template <class T, bool kFast, Rotation kRotation>
 __global__ void __launch_bounds__(256)
     forward_kernel(T* x, const Layout l, const Angles angles, unsigned threads, int64_t width, int groups) {
   const unsigned vectors = (l.half + 7) / 8, index = blockIdx.x * 256u + threadIdx.x, each = index / vectors;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(256)
       float a[8], b[8];
       unpack(a, lo[k]);
       unpack(b, hi[k]);
-      rotate<kTurn>(a, b, cos, sin);
+      rotate<kRotation>(a, b, cos, sin);
       store<kFast>(row + l.rotated_col(h), a, count);
       store<kFast>(row + l.rotated_col(h) + l.half, b, count);
     }
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Rotation rotation) {
   const Layout l = layout_of(r, qkv);
   const int64_t N = qkv.rows(), vectors = ceil_div(l.half, 8);
   if (N == 0 || l.half == 0) return;
@@ -50,8 +50,8 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
   const Angles angles = angles_of(r);
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
-      const auto kernel =
-          turn == Turn::forth ? forward_kernel<T, kFast, Turn::forth> : forward_kernel<T, kFast, Turn::back>;
+      const auto kernel = rotation == Rotation::forward ? forward_kernel<T, kFast, Rotation::forward>
+                                                        : forward_kernel<T, kFast, Rotation::inverse>;
       launch_pdl(s, kernel, {blocks_for(threads, 256), 256}, qkv.ptr<T>(), l, angles, unsigned(threads), qkv.cols(),
                  int(groups));
     });
@@ -60,7 +60,7 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn) {
 
 void rope_forward(Stream& s, Tensor qkv, const Rope& rope) {
   const Timed timed(s, Kernel::rope);
-  rotate_in_place(s, qkv, rope, Turn::forth);
+  rotate_in_place(s, qkv, rope, Rotation::forward);
 }
 
 }  // namespace octet::BACKEND

@@ -45,14 +45,14 @@ struct Angles {
     }
   }
 };
-enum class Turn { forth, back };
-template <Turn kTurn>
+enum class Rotation { forward, inverse };
+template <Rotation kRotation>
 __device__ inline void rotate(float (&a)[8], float (&b)[8], const float (&cos)[8], const float (&sin)[8]) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float x = a[j], y = b[j];
-    a[j] = kTurn == Turn::forth ? x * cos[j] - y * sin[j] : x * cos[j] + y * sin[j];
-    b[j] = kTurn == Turn::forth ? y * cos[j] + x * sin[j] : y * cos[j] - x * sin[j];
+    a[j] = kRotation == Rotation::forward ? x * cos[j] - y * sin[j] : x * cos[j] + y * sin[j];
+    b[j] = kRotation == Rotation::forward ? y * cos[j] + x * sin[j] : y * cos[j] - x * sin[j];
   }
 }
 
@@ -78,6 +78,6 @@ inline Layout layout_of(const Rope& r, Tensor qkv) {
 }
 
 // Rotates q and k in place.
-void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Turn turn);
+void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Rotation rotation);
 
 }  // namespace octet::BACKEND

@@ -45,7 +45,7 @@ struct RopeBackward {
     if (l.half % 8 == 0) angles.load<true>(pairs, n, p.i, 8);
     else angles.load<false>(pairs, n, p.i, p.count[0]);
     angles.split(cos, sin, pairs);
-    rotate<Turn::back>(y[0], y[1], cos, sin);
+    rotate<Rotation::inverse>(y[0], y[1], cos, sin);
   }
 };
 
@@ -68,7 +68,7 @@ struct RopeBackwardRecurrent : RopeBackward<bf16> {
     if (p.i < 0) return;
     float cos[8], sin[8];
     angles.split(cos, sin, c.now);
-    rotate<Turn::back>(y[0], y[1], cos, sin);
+    rotate<Rotation::inverse>(y[0], y[1], cos, sin);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float4 a = c.now[j], b = c.step[j];
@@ -82,7 +82,7 @@ struct RopeBackwardRecurrent : RopeBackward<bf16> {
 void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
   const Timed timed(s, Kernel::rope);
   if (d_out.plain.data == d_in.data && !d_out.q && !d_out.q_t && !d_out.slot.amax && !d_out.scale_inv) {
-    rotate_in_place(s, d_in, rope, Turn::back);
+    rotate_in_place(s, d_in, rope, Rotation::inverse);
     return;
   }
   const Layout l = layout_of(rope, d_in);

@@ -53,7 +53,7 @@ __device__ inline uint32_t magnitude8(const float (&v)[8]) {
 }
 
 // Transposes four rows of 8 codes into eight words, one for each column, of four rows each.
-__device__ inline void turn(uint32_t (&w)[8], const uint2 (&rows)[4]) {
+__device__ inline void transpose_codes(uint32_t (&w)[8], const uint2 (&rows)[4]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const uint32_t a = h ? rows[0].y : rows[0].x, b = h ? rows[1].y : rows[1].x;
@@ -70,7 +70,7 @@ struct TransposedTile {  // 8 * kUnits columns x 32 groups of 4 rows
   alignas(16) uint32_t word[8 * kUnits * 32];
   __device__ void put(const uint2 (&rows)[4], int unit, int group) {
     uint32_t w[8];
-    turn(w, rows);
+    transpose_codes(w, rows);
 #pragma unroll
     for (int j = 0; j < 8; ++j) word[(unit * 8 + j) * 32 + (group ^ (kSwizzle * unit))] = w[j];
   }
@@ -80,12 +80,12 @@ struct TransposedTile {  // 8 * kUnits columns x 32 groups of 4 rows
 };
 
 // Writes eight values in the row-wise forms; returns their codes, if there are FP8 forms.
-template <DType kFormat, bool kTurn, class T>
+template <DType kFormat, bool kTranspose, class T>
 __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8], float scale, uint32_t& amax) {
   const uint32_t m = magnitude8(y);
   amax = max(amax, m);
   if (out.plain) store8(out.plain + at, pack<T>(y));
-  if (!kTurn && !out.q) return {};
+  if (!kTranspose && !out.q) return {};
   const uint2 codes = encode8<kFormat>(y, scale, m);
   if (out.q) *reinterpret_cast<uint2*>(out.q + at) = codes;
   return codes;

@@ -9,8 +9,8 @@
 
 namespace octet::BACKEND::hopper {
 
-// wgmma_fence: before products that read or accumulate into registers written since the last one. commit and wait: in
-// groups; all but the last kPending groups are complete after a wait.
+// wgmma_fence: needed before a wgmma that reads or accumulates into registers written since the last one. wgmma_commit
+// closes a group of wgmmas; wgmma_wait<n> waits until all but the last n groups are complete.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
@@ -25,26 +25,35 @@ __device__ inline void hold(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Tiles are made of blocks: lines of 128 bytes, 64 unless block_bytes says otherwise, with the 128-byte swizzle. A line
-// holds a row's piece of the contracted axis (K-major), or, turned, 64 rows at one place of the contracted axis
-// (MN-major); then the next 64 rows are in the next block.
+// Tiles in shared memory are made of blocks: lines of 128 bytes with the 128-byte swizzle, 64 lines a block unless
+// block_bytes says otherwise.
+//   K-major    a line holds 128 bytes of one row (of M or N) along the contracted axis.
+//   MN-major   a line holds 64 bf16 rows at one index of the contracted axis; the next 64 rows are in the next block.
+//
+// Fields of the matrix descriptor; addresses and offsets are in units of 16 bytes:
+//   bits 0-13    start address
+//   bits 16-29   leading dimension byte offset: from 64 rows to the next 64 (MN-major); unused when K-major: 1
+//   bits 32-45   stride byte offset: from eight lines to the next eight, 1024 bytes
+//   bits 62-63   swizzle mode: 1 is 128 bytes
 constexpr int kBlockBytes = 8192;  // of 64 lines
-__device__ inline uint64_t descriptor(uint32_t address, bool turned, int block_bytes = kBlockBytes) {
+__device__ inline uint64_t descriptor(uint32_t address, bool mn_major, int block_bytes = kBlockBytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightLines = uint64_t(1024 >> 4) << 32;
-  const uint64_t next_block = turned ? uint64_t(block_bytes >> 4) << 16 : uint64_t{1} << 16;
+  const uint64_t next_block = mn_major ? uint64_t(block_bytes >> 4) << 16 : uint64_t{1} << 16;
   return uint64_t((address & 0x3FFFF) >> 4) | next_block | kEightLines | kSwizzle128;
 }
-// What a step of 16 bf16 along the contracted axis adds to a descriptor; a K-major line has four such steps.
-template <bool kTurned>
-constexpr uint64_t kStepOf16 = (kTurned ? 2048 : 32) >> 4;
+// What a step of 16 bf16 (one wgmma's k) along the contracted axis adds to a descriptor: 32 bytes of a K-major line,
+// which has four such steps, or 16 MN-major lines.
+template <bool kMnMajor>
+constexpr uint64_t kStepOf16 = (kMnMajor ? 2048 : 32) >> 4;
 __device__ inline uint64_t advanced(uint64_t descriptor, int by) {  // only the low word holds the address
   return (descriptor & ~uint64_t{0xffffffff}) | uint32_t(uint32_t(descriptor) + uint32_t(by));
 }
-// The same 1 KiB of zeros for every group of eight lines.
+// An operand of zeros: with both offsets 0, every group of eight lines is the same 1 KiB.
 __device__ inline uint64_t zero_descriptor(uint32_t address) {
   return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
 }
-// Makes ordinary stores to shared memory visible to wgmma and TMA, after the barrier that follows.
+// Makes this thread's ordinary stores to shared memory visible to wgmma and TMA (the async proxy), once a barrier has
+// followed.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // clang-format off
@@ -81,24 +90,24 @@ __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.sha
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define OCTET_WGMMA_SS(N, R, A, B, ADD, TURN_A, TURN_B) \
-  template <bool kTurnA, bool kTurnB> \
+#define OCTET_WGMMA_SS(N, R, A, B, ADD, MN_MAJOR_A, MN_MAJOR_B) \
+  template <bool kMnMajorA, bool kMnMajorB> \
   __device__ inline void wgmma_bf16(float (&d)[R], uint64_t a, uint64_t b, int add = 1) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" OCTET_REG##R "}, " \
-                 A ", " B ", p, 1, 1, " TURN_A ", " TURN_B ";\n}" \
-                 : OCTET_ACC##R(d) : "l"(a), "l"(b), "r"(add), "n"(kTurnA), "n"(kTurnB)); \
+                 A ", " B ", p, 1, 1, " MN_MAJOR_A ", " MN_MAJOR_B ";\n}" \
+                 : OCTET_ACC##R(d) : "l"(a), "l"(b), "r"(add), "n"(kMnMajorA), "n"(kMnMajorB)); \
   }
-#define OCTET_WGMMA_RS(N, R, A, B, ADD, TURN_B) \
-  template <bool kTurnB> \
+#define OCTET_WGMMA_RS(N, R, A, B, ADD, MN_MAJOR_B) \
+  template <bool kMnMajorB> \
   __device__ inline void wgmma_bf16(float (&d)[R], const uint32_t (&a)[4], uint64_t b, int add = 1) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" OCTET_REG##R "}, {" \
-                 A "}, " B ", p, 1, 1, " TURN_B ";\n}" \
-                 : OCTET_ACC##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTurnB)); \
+                 A "}, " B ", p, 1, 1, " MN_MAJOR_B ";\n}" \
+                 : OCTET_ACC##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kMnMajorB)); \
   }
-// d (64,N) = a (64,16) b (N,16)^T [+ d]: wgmma_bf16<kTurnA, kTurnB>(d, a, b, add) by descriptors, wgmma_bf16<kTurnB>
-// with a in registers. N of 64, 128, 192 and 256 by the size of d.
+// d (64,N) = a (64,16) b (N,16)^T [+ d]:  wgmma_bf16<kMnMajorA, kMnMajorB>(d, a, b, add) with both operands in shared
+// memory (SS), wgmma_bf16<kMnMajorB>(d, a, b, add) with a in registers (RS). N is 64, 128, 192 or 256 by the size of d.
 OCTET_WGMMA_SS(64, 32, "%32", "%33", "%34", "%35", "%36")
 OCTET_WGMMA_SS(128, 64, "%64", "%65", "%66", "%67", "%68")
 OCTET_WGMMA_SS(192, 96, "%96", "%97", "%98", "%99", "%100")
@@ -109,10 +118,10 @@ OCTET_WGMMA_RS(192, 96, "%96, %97, %98, %99", "%100", "%101", "%102")
 OCTET_WGMMA_RS(256, 128, "%128, %129, %130, %131", "%132", "%133", "%134")
 // clang-format on
 
-// d (64,256) += a (64,32) b (256,32)^T
-template <bool kWideRangeA>
+// d (64,256) += a (64,32) b (256,32)^T;  a is E5M2 or E4M3, b is E4M3; FP8 operands must be K-major
+template <bool kE5m2A>
 __device__ inline void wgmma_fp8(float (&d)[128], uint64_t a, uint64_t b) {
-  if constexpr (kWideRangeA)
+  if constexpr (kE5m2A)
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32.e5m2.e4m3 {" OCTET_REG128 "}, %128, %129, 1, 1, 1;"
                  : OCTET_ACC128(d)
                  : "l"(a), "l"(b));
@@ -122,9 +131,9 @@ __device__ inline void wgmma_fp8(float (&d)[128], uint64_t a, uint64_t b) {
                  : "l"(a), "l"(b));
 }
 // d (64,128) = a (64,32) b (128,32)^T [+ d]
-template <bool kWideRangeA>
+template <bool kE5m2A>
 __device__ inline void wgmma_fp8(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  if constexpr (kWideRangeA)
+  if constexpr (kE5m2A)
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" OCTET_REG64 "}, %64, %65, p, 1, 1;\n}"
