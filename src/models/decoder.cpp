@@ -27,13 +27,13 @@ Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
   const Shape table{padded(c.vocab_size), c.hidden_size};
   const Init init{.std = c.initializer_range, .rows = c.vocab_size};
   if (!options_.head_chunk) options_.head_chunk = std::max<int64_t>(256, kLogits / table[0] / 128 * 128);
-  b.params.begin_unit("embedding", Residence::own);
+  b.params.begin_unit("embedding", Buffers::own);
   embedding_ = std::make_unique<Embedding>(b, names.embedding, table, init);
   for (int64_t l = 0; l < c.num_layers; ++l) {
-    units_.push_back(b.params.begin_unit(concat("block ", l), Residence::rotating));
+    units_.push_back(b.params.begin_unit(concat("block ", l), Buffers::rotating));
     blocks_.push_back(names.block(b, c, l, rope_table_));
   }
-  units_.push_back(b.params.begin_unit("head", Residence::own));
+  units_.push_back(b.params.begin_unit("head", Buffers::own));
   norm_ = std::make_unique<Norm>(b, names.final_norm, Norm::Options{names.norm, c.hidden_size, c.norm_eps});
   const Param w = c.tie_embeddings ? embedding_->weight() : b.params.add({{names.head, table}}, init);
   head_ = std::make_unique<LossHead>(w, LossHead::Options{.vocabulary = c.vocab_size, .chunk = options_.head_chunk});

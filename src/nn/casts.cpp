@@ -30,7 +30,7 @@ void ParameterStore::publish(Stream& s, Masters masters) {
       if (const Segment& g = u.segments[kPlain]; g.size && keeps_weights(u) && !shares_masters(u))
         convert(s, slice(u, weights_[size_t(u.weights)].plain), g.master);
   for (Weights& w : weights_) w.unit = -1;
-  for (Weights& w : evaluate_) w.unit = -1;
+  for (Weights& w : fp8_as_plain_) w.unit = -1;
   for (Unit& u : units_)
     if (keeps_weights(u)) start_gather(s, u, Use::backward);
 }

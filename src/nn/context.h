@@ -10,9 +10,9 @@ namespace octet::BACKEND {
 
 // Expert parallelism: the ranks of `group` hold equal, consecutive shares of each layer's experts.
 struct ExpertRanks {
-  Comm* group = nullptr;  // null: every rank holds all experts
-  Holders holders{};      // of this rank's experts
-  double buffer = 2;      // rows of the receive buffer, as a multiple of the mean number that a rank receives
+  Comm* group = nullptr;           // null: every rank holds all experts
+  ProcessGroups process_groups{};  // of this rank's experts
+  double buffer = 2;               // rows of the receive buffer, as a multiple of the mean number that a rank receives
 };
 
 struct Builder {

@@ -48,14 +48,14 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
   Unit& u = units_[size_t(unit)];
   if (!is_shared(u) || (keeps_gradients(u) && !last)) return;
   Grads& whole = grads_[size_t(u.grads)];
-  Stream& side = beside(s);
+  Stream& side = side_after(s);
   std::vector<Tensor> all, mine;  // of each segment
   for (size_t k = 0; k < u.segments.size(); ++k)
     if (const Segment& g = u.segments[k]; g.size) {
       all.push_back(whole.whole[k].part(0, {g.size}));
       mine.push_back(g.grad);
     }
-  const Holders& h = u.holders;
+  const ProcessGroups& h = u.process_groups;
   if (shards(u) > 1)
     in_reduce_dtype(
         side, *h.shard, all, [&](Tensor t) { h.shard->reduce_scatter(side, slice(u, t), t); },
@@ -75,8 +75,8 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
 
 void ParameterStore::wait_for_gradients(Stream& s) {
   if (!any_is_shared()) return;
-  point_.record(side_);
-  point_.wait(s);
+  sync_.record(side_);
+  sync_.wait(s);
 }
 
 void ParameterStore::zero_gradients(Stream& s) {
@@ -94,7 +94,7 @@ void ParameterStore::sum_squares(Stream& s, Tensor total, Tensor partial) {
 
 void ParameterStore::sum_over_ranks(Stream& s, Tensor t) {
   wait_for_gradients(s);  // a communicator runs one collective at a time: this one follows the side stream's last
-  for (Comm* group : {store_.shard, store_.replica})
+  for (Comm* group : {default_groups_.shard, default_groups_.replica})
     if (size_of_group(group) > 1) group->all_reduce(s, t, Reduce::sum);
 }
 

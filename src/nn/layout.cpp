@@ -5,37 +5,37 @@
 
 namespace octet::BACKEND {
 
-// Buffers of whole weights and gradients: one set for each unit where they are kept; else a few that the units of a
-// lane take in rotation, so that while one unit computes others are gathered (weights) or reduced (gradients).
+// Buffers of whole weights and gradients. Where they are kept, each unit has buffers of its own; else the units of a
+// pool use a few in rotation, so that while one unit computes others are gathered (weights) or reduced (gradients).
 void ParameterStore::lay_out(const Arenas& arenas) {
   using Sizes = std::array<int64_t, 2>;
-  struct Rotation {  // of the units of a lane
-    size_t units = 0;
-    std::vector<int> homes;
-    Sizes largest{};
+  struct Pool {
+    size_t units = 0;          // assigned so far
+    std::vector<int> indices;  // of its buffers; -1: not allocated yet
+    Sizes largest{};           // of its units
     Forms forms{};
   };
-  const auto assign = [&](auto&& kept, int turns, auto& buffers, int Unit::*index, auto alloc) {
-    std::array<Rotation, 2> rotations;
-    for (Rotation& r : rotations) r.homes.assign(size_t(turns), -1);
+  const auto assign = [&](auto&& kept, int count, auto& buffers, int Unit::*index, auto alloc) {
+    std::array<Pool, 2> pools;
+    for (Pool& pool : pools) pool.indices.assign(size_t(count), -1);
     for (const Unit& u : units_)
-      if (!kept(u) && u.residence != Residence::own) {
-        Rotation& r = rotations[lane(u)];
-        for (size_t k : {kPlain, kFp8}) r.largest[k] = std::max(r.largest[k], u.segments[k].size);
-        r.forms = merge(r.forms, u.forms);
+      if (!kept(u) && u.buffers != Buffers::own) {
+        Pool& pool = pools[pool_of(u)];
+        for (size_t k : {kPlain, kFp8}) pool.largest[k] = std::max(pool.largest[k], u.segments[k].size);
+        pool.forms = merge(pool.forms, u.forms);
       }
     for (Unit& u : units_) {
-      if (kept(u) || u.residence == Residence::own) {
+      if (kept(u) || u.buffers == Buffers::own) {
         u.*index = int(buffers.size());
         buffers.push_back(alloc(Sizes{u.segments[kPlain].size, u.segments[kFp8].size}, u.forms));
       } else {
-        Rotation& r = rotations[lane(u)];
-        int& home = r.homes[r.units++ % r.homes.size()];
-        if (home < 0) {
-          home = int(buffers.size());
-          buffers.push_back(alloc(r.largest, r.forms));
+        Pool& pool = pools[pool_of(u)];
+        int& next = pool.indices[pool.units++ % pool.indices.size()];
+        if (next < 0) {
+          next = int(buffers.size());
+          buffers.push_back(alloc(pool.largest, pool.forms));
         }
-        u.*index = home;
+        u.*index = next;
       }
     }
   };
@@ -59,16 +59,16 @@ void ParameterStore::lay_out(const Arenas& arenas) {
              return g;
            });
   int64_t most = 0;  // elements of a unit whose gradients are reduced
-  Sizes largest{};   // by lane
+  Sizes largest{};   // by pool
   for (const Unit& u : units_) {
     if (is_shared(u)) most = std::max(most, u.segments[kPlain].size + u.segments[kFp8].size);
     if (!u.forms.plain && (!options_.evaluate_fp8 || gathers_plain(u)))
-      largest[lane(u)] = std::max(largest[lane(u)], u.segments[kFp8].size);
+      largest[pool_of(u)] = std::max(largest[pool_of(u)], u.segments[kFp8].size);
   }
   if (options_.trains && most && options_.reduce != options_.grad)
     reduce_ = arenas[Memory::communication].alloc(options_.reduce, {most});
-  for (size_t l = 0; l < largest.size(); ++l)
-    if (largest[l]) evaluate_[l].q_plain = arenas[Memory::weights].alloc(options_.plain, {largest[l]});
+  for (size_t i = 0; i < largest.size(); ++i)
+    if (largest[i]) fp8_as_plain_[i].q_plain = arenas[Memory::weights].alloc(options_.plain, {largest[i]});
 }
 
 void ParameterStore::alloc_slices(const Arenas& arenas) {

@@ -8,8 +8,8 @@ namespace {
 // block.
 GatedExperts make_experts(Builder b, const Moe::Options& o) {
   const int dense = b.params.unit();
-  b.params.begin_unit(concat("experts of block ", o.layer), Residence::beside,
-                      b.experts.group ? &b.experts.holders : nullptr);
+  b.params.begin_unit(concat("experts of block ", o.layer), Buffers::rotating_experts,
+                      b.experts.group ? &b.experts.process_groups : nullptr);
   GatedExperts experts(b, o);
   b.params.resume_unit(dense);
   return experts;

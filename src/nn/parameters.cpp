@@ -21,15 +21,17 @@ MemoryPlan Arenas::peak() const {
 }
 
 ParameterStore::ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions& options, Comm* all)
-    : store_{&shard, replica},
+    : default_groups_{&shard, replica},
       all_(all ? *all : shard),
       side_(side),
-      point_(side.device()),
+      sync_(side.device()),
       options_(options),
       scales_(options.weight_scaling) {}
 
-int ParameterStore::begin_unit(std::string name, Residence residence, const Holders* holders) {
-  units_.push_back({.name = std::move(name), .residence = residence, .holders = holders ? *holders : store_});
+int ParameterStore::begin_unit(std::string name, Buffers buffers, const ProcessGroups* process_groups) {
+  units_.push_back({.name = std::move(name),
+                    .buffers = buffers,
+                    .process_groups = process_groups ? *process_groups : default_groups_});
   return current_ = num_units() - 1;
 }
 bool ParameterStore::any_is_shared() const { return std::any_of(units_.begin(), units_.end(), is_shared); }
@@ -110,7 +112,7 @@ void ParameterStore::draw(Stream& s, uint64_t seed) {
 
 ParameterStore::Local ParameterStore::local(const Unit& u, Precision precision, int64_t offset, int64_t count) const {
   const Segment& g = u.segments[size_t(precision)];
-  const int64_t n = g.master.numel(), start = u.holders.shard->rank() * n;
+  const int64_t n = g.master.numel(), start = u.process_groups.shard->rank() * n;
   const int64_t first = std::clamp(offset, start, start + n), last = std::clamp(offset + count, start, start + n);
   const auto view = [&](Tensor t) { return t ? t.part(first - start, {last - first}) : t; };
   Local l{view(g.master), view(g.m), view(g.v), view(g.grad), {}, first - offset, counts(u)};

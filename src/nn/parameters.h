@@ -28,11 +28,12 @@ struct Init {  // N(mean, std^2); std 0 draws nothing
   int64_t rows = 0;  // rows of a matrix that are drawn, the others being zero padding; 0: all
 };
 enum class Use : uint8_t { forward, backward, evaluate };
-// Which buffers a unit's whole weights and gradients take where they are not kept. own: its own. rotating: a few that
-// such units share in rotation. beside: another such set, for experts, which are in use together with a rotating unit.
-enum class Residence : uint8_t { own, rotating, beside };
-struct Holders {            // the process groups of a unit
-  Comm* shard = nullptr;    // ranks that its slices are spread over
+// Which buffers hold a unit's whole weights and gradients where they are not kept. own: the unit's own. rotating: a
+// pool of a few that such units use in rotation. rotating_experts: a second pool, because a layer's experts are in use
+// together with the rotating unit of their block.
+enum class Buffers : uint8_t { own, rotating, rotating_experts };
+struct ProcessGroups {      // of a unit
+  Comm* shard = nullptr;    // ranks that hold one slice each
   Comm* replica = nullptr;  // ranks that hold the same slice, or null
   int stride = 1;           // ranks r, r + stride, ... hold the same parameters
 };
@@ -71,16 +72,16 @@ class Arenas {  // one for each category of the memory plan
 
 class ParameterStore {
  public:
-  // shard, replica: the process groups of units that name none of their own (Holders). side: the stream of collectives
-  // and their casts, beside the computing stream. all: all ranks of the run, if shard is not all of them.
+  // shard, replica: the process groups of units that name none of their own. side: the stream of collectives
+  // and their casts, in parallel with the computing stream. all: all ranks of the run, if shard is not all of them.
   ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&, Comm* all = nullptr);
 
   struct Part {
     std::string name;
     Shape shape;
   };
-  int begin_unit(std::string name, Residence, const Holders* = nullptr);  // -> its number; null: the store's groups
-  int unit() const { return current_; }                                   // the unit that add() adds to
+  int begin_unit(std::string name, Buffers, const ProcessGroups* = nullptr);  // -> its number; null: the store's groups
+  int unit() const { return current_; }                                       // the unit that add() adds to
   void resume_unit(int unit) { current_ = unit; }
   // Several parts are adjacent in memory and form one matrix: one view, one product, one scale. A parameter with FP8
   // forms goes to the unit's FP8 segment.
@@ -120,7 +121,7 @@ class ParameterStore {
   const ParameterOptions& options() const { return options_; }
   int num_units() const { return int(units_.size()); }
   int64_t count() const;  // parameters, without padding
-  int ranks() const { return size_of_group(store_.shard) * size_of_group(store_.replica); }
+  int ranks() const { return size_of_group(default_groups_.shard) * size_of_group(default_groups_.replica); }
   void sum_over_ranks(Stream&, Tensor);  // in place
   DelayedScaling& weight_scales() { return scales_; }
   // Where AdamW writes a weight's maximum; null under delayed scaling, where the casts measure it.
@@ -178,8 +179,8 @@ class ParameterStore {
   };
   struct Unit {
     std::string name;
-    Residence residence;
-    Holders holders;
+    Buffers buffers;
+    ProcessGroups process_groups;
     std::array<Segment, 2> segments{};  // by Precision
     std::vector<Entry> entries{};
     std::vector<Group> groups{};
@@ -209,7 +210,7 @@ class ParameterStore {
   void start_gather(Stream&, Unit&, Use);
   void open_gradients(Stream&, int unit);  // zeroes a buffer of whole gradients, where they are not kept
   void gather(Stream&, Unit&, Use);
-  Stream& beside(Stream&);  // the side stream, made to wait for this point of the other
+  Stream& side_after(Stream&);  // the side stream, after all work queued in this one so far
   void gather_plain_of_fp8(Stream&, int unit);
   static void all_gather(Stream&, Comm& shard, const std::vector<std::pair<Tensor, Tensor>>& whole_and_mine);
   // collective(tensor) for each tensor, converted to reduce_dtype and back if that differs; kept(tensor) is the part of
@@ -218,11 +219,11 @@ class ParameterStore {
   void in_reduce_dtype(Stream&, Comm&, const std::vector<Tensor>&, F&& collective, Kept&& kept);
   const Weights& leased(int unit) const;
   static int size_of_group(const Comm* c) { return c ? c->size() : 1; }
-  static int shards(const Unit& u) { return size_of_group(u.holders.shard); }
-  static int replicas(const Unit& u) { return size_of_group(u.holders.replica); }
+  static int shards(const Unit& u) { return size_of_group(u.process_groups.shard); }
+  static int replicas(const Unit& u) { return size_of_group(u.process_groups.replica); }
   // Other ranks hold it too, or parts of it.
   static bool is_shared(const Unit& u) { return shards(u) > 1 || replicas(u) > 1; }
-  static bool counts(const Unit& u) { return !u.holders.replica || u.holders.replica->rank() == 0; }
+  static bool counts(const Unit& u) { return !u.process_groups.replica || u.process_groups.replica->rank() == 0; }
   bool any_is_shared() const;
   bool keeps_weights(const Unit& u) const { return options_.zero_stage < 3 || shards(u) == 1; }
   bool gathers_plain(const Unit& u) const { return options_.gather_plain && shards(u) > 1; }
@@ -234,20 +235,20 @@ class ParameterStore {
   Local nowhere() const;
   static Tensor slice(const Unit& u, Tensor whole) {
     const int64_t n = whole.numel() / shards(u);
-    return whole.part(u.holders.shard->rank() * n, {n});
+    return whole.part(u.process_groups.shard->rank() * n, {n});
   }
-  // Units that are in use at the same time are in different lanes.
-  static size_t lane(const Unit& u) { return u.residence == Residence::beside; }
+  // Index of the pool of rotating buffers. Units that are in use at the same time are in different pools.
+  static size_t pool_of(const Unit& u) { return u.buffers == Buffers::rotating_experts; }
 
   static Forms merge(Forms a, Forms b) { return {a.plain || b.plain, a.q || b.q, a.q_t || b.q_t}; }
 
   static constexpr size_t kPlain = size_t(Precision::plain), kFp8 = size_t(Precision::fp8);  // of a unit's segments
   static constexpr int64_t kAlign = 128;               // elements: at least 128 bytes, whatever the type
   static constexpr int64_t kStage = int64_t{1} << 22;  // elements of stage_
-  Holders store_;                                      // groups of units that name none of their own
+  ProcessGroups default_groups_;                       // of units that name none of their own
   Comm& all_;
   Stream& side_;
-  Event point_;
+  Event sync_;
   ParameterOptions options_;
   DelayedScaling scales_;
   Tensor scale_inv_{};  // (slots,4): of the codes in the FP8 slices
@@ -255,9 +256,9 @@ class ParameterStore {
   int current_ = -1;
   std::vector<Weights> weights_;
   std::vector<Grads> grads_;
-  Tensor stage_{};                     // cast_through_plain: kStage masters at a time, in the plain type
-  Tensor reduce_{};                    // a unit's gradients in reduce_dtype, if that differs from their own
-  std::array<Weights, 2> evaluate_{};  // by lane: plain form of one unit's FP8 segment at a time
+  Tensor stage_{};                         // cast_through_plain: kStage masters at a time, in the plain type
+  Tensor reduce_{};                        // a unit's gradients in reduce_dtype, if that differs from their own
+  std::array<Weights, 2> fp8_as_plain_{};  // by pool: plain form of one unit's FP8 segment at a time
 };
 
 template <class F>
@@ -268,12 +269,12 @@ void ParameterStore::for_each_common(Stream& s, F&& f) {
     for (const Group& g : u.groups) {
       const Param& p = g.param;
       const bool plain = p.segment == Precision::plain;
-      if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), u.holders.stride);
+      if (w) f(g.name, (plain ? w->plain : w->q).part(p.offset, {p.shape.numel()}), u.process_groups.stride);
       const Local l = local(u, p.segment, p.offset, p.shape.numel());
       if (replicas(u) == 1) continue;
       for (const auto& [what, t] :
            std::array<std::pair<const char*, Tensor>, 3>{{{".master", l.master}, {".m", l.m}, {".v", l.v}}})
-        if (t) f(g.name + what, t, u.holders.stride * shards(u));
+        if (t) f(g.name + what, t, u.process_groups.stride * shards(u));
     }
   }
   if (scales_.size()) f("FP8 scales of weights", scales_.state().scale, 1);

@@ -3,14 +3,14 @@
 
 namespace octet::BACKEND {
 
-Stream& ParameterStore::beside(Stream& s) {
-  point_.record(s);
-  point_.wait(side_);
+Stream& ParameterStore::side_after(Stream& s) {
+  sync_.record(s);
+  sync_.wait(side_);
   return side_;
 }
 
 void ParameterStore::start_gather(Stream& s, Unit& u, Use use) {
-  gather(is_shared(u) ? beside(s) : s, u, use);
+  gather(is_shared(u) ? side_after(s) : s, u, use);
   if (!is_shared(u)) return;
   Weights& w = weights_[size_t(u.weights)];
   w.ready = std::make_unique<Event>(side_.device());
@@ -50,7 +50,7 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
       convert(s, slice(u, whole), fp8.master);
       pieces.emplace_back(whole, slice(u, whole));
     }
-    all_gather(s, *u.holders.shard, pieces);
+    all_gather(s, *u.process_groups.shard, pieces);
   }
   if (codes && gathers_plain(u)) cast_gathered(s, u, use);
   else if (codes && w.q_t && use == Use::backward)
@@ -65,12 +65,12 @@ void ParameterStore::gather(Stream& s, Unit& u, Use use) {
 void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
   const Weights& w = weights_[size_t(u.weights)];
   const Segment& fp8 = u.segments[kFp8];
-  Weights& lent = evaluate_[lane(u)];
-  const Tensor whole = (w.q_plain ? w.q_plain : lent.q_plain).part(0, {fp8.size});
+  Weights& staging = fp8_as_plain_[pool_of(u)];
+  const Tensor whole = (w.q_plain ? w.q_plain : staging.q_plain).part(0, {fp8.size});
   if (!w.q_plain) {
-    lent.unit = -1;
+    staging.unit = -1;
     convert(s, slice(u, whole), fp8.master);
-    u.holders.shard->all_gather(s, whole, slice(u, whole));
+    u.process_groups.shard->all_gather(s, whole, slice(u, whole));
   }
   for (const Group& g : u.groups) {
     const Param& p = g.param;
@@ -86,12 +86,12 @@ void ParameterStore::cast_gathered(Stream& s, Unit& u, Use use) {
 void ParameterStore::gather_plain_of_fp8(Stream& s, int unit) {
   Unit& u = units_[size_t(unit)];
   const Segment& fp8 = u.segments[kFp8];
-  Weights& plain = evaluate_[lane(u)];
+  Weights& plain = fp8_as_plain_[pool_of(u)];
   if (!fp8.size || u.forms.plain || plain.unit == unit) return;
   wait_for_gradients(s);  // the side stream may be using the buffer, and a communicator runs one collective at a time
   const Tensor whole = plain.q_plain.part(0, {fp8.size});
   convert(s, slice(u, whole), fp8.master);
-  if (shards(u) > 1) u.holders.shard->all_gather(s, whole, slice(u, whole));
+  if (shards(u) > 1) u.process_groups.shard->all_gather(s, whole, slice(u, whole));
   plain.unit = unit;
 }
 
@@ -120,7 +120,9 @@ Operand ParameterStore::value(const Param& p) const {
   const Weights& w = leased(p.unit);
   if (p.segment == Precision::plain) return {.plain = w.plain.part(p.offset, p.shape)};
   if (w.use == Use::evaluate && !options_.evaluate_fp8)
-    return {.plain = (w.q_plain ? w.q_plain : evaluate_[lane(units_[size_t(p.unit)])].q_plain).part(p.offset, p.shape)};
+    return {
+        .plain =
+            (w.q_plain ? w.q_plain : fp8_as_plain_[pool_of(units_[size_t(p.unit)])].q_plain).part(p.offset, p.shape)};
   Operand v{.scale_inv = scale_inv_.ptr<float>() + 4 * p.slot, .slot = scales_.unmeasured(p.slot)};
   if (p.forms.plain) v.plain = w.q_plain.part(p.offset, p.shape);
   if (p.forms.q) v.q = w.q.part(p.offset, p.shape);

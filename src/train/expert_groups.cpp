@@ -25,7 +25,7 @@ ExpertGroups::ExpertGroups(const RunConfig& c, Device& device, Host& host, int64
 }
 
 ExpertRanks ExpertGroups::ranks() const {
-  return {.group = group_.get(), .holders = {shard_.get(), replica_.get(), stride_}, .buffer = buffer_};
+  return {.group = group_.get(), .process_groups = {shard_.get(), replica_.get(), stride_}, .buffer = buffer_};
 }
 
 }  // namespace octet::BACKEND

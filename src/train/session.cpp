@@ -142,7 +142,8 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
              .head_chunk = config.memory.head_chunk,
              .buffers = config.precision.buffer_dtype}) {
   for (Memory m : {Memory::weights, Memory::gradients, Memory::communication})
-    for (Comm* c : {own_shard.get(), replica.get(), experts.ranks().holders.shard, experts.ranks().holders.replica})
+    for (Comm* c :
+         {own_shard.get(), replica.get(), experts.ranks().process_groups.shard, experts.ranks().process_groups.replica})
       if (const Arena& a = arenas[m]; config.parallel.nccl_register && c && a.capacity())
         c->register_memory(a.base(), a.capacity());
   const int64_t n = config.training.micro_batch_size * config.training.seq_len;

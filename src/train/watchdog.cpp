@@ -79,8 +79,8 @@ std::array<Watchdog::Group, 6> Watchdog::groups() const {
            {"the ranks that shard", session_->own_shard.get()},
            {"the ranks that replicate", session_->replica.get()},
            {"the ranks that hold a layer's experts together", experts.group},
-           {"the ranks that shard experts", experts.holders.shard},
-           {"the ranks that replicate experts", experts.holders.replica}}};
+           {"the ranks that shard experts", experts.process_groups.shard},
+           {"the ranks that replicate experts", experts.process_groups.replica}}};
 }
 
 std::string Watchdog::under_way() const {

@@ -94,7 +94,7 @@ class Layer {
             .weight_scaling = weight_scaling(config_)};
   }
   Linear make(int64_t out, int64_t in, int64_t number) {
-    params.begin_unit("unit", Residence::own);
+    params.begin_unit("unit", Buffers::own);
     return {{params, scaling, recipe_}, {{"w.weight", {out, in}}}, {.layer = number}};
   }
   static MemoryPlan memory() {

@@ -116,7 +116,7 @@ class Experts {
 
  private:
   ParameterStore params_{*comm_, nullptr, side_, {.weight_scaling = weight_scaling(config_)}};
-  int unit_ = params_.begin_unit("experts", Residence::own);
+  int unit_ = params_.begin_unit("experts", Buffers::own);
   ExpertLinear layer_{{params_, scaling, recipe_}, parts(), {}};
 };
 

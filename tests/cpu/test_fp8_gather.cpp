@@ -53,7 +53,7 @@ TEST_P(Gathered, BytesAreTheCodesOfTheGatheredMaster) {
     std::vector<Param> matrices;
     const int64_t rows = 21, cols = 48;
     for (int u = 0; u < 4; ++u) {
-      params.begin_unit(concat("unit ", u), Residence::rotating);
+      params.begin_unit(concat("unit ", u), Buffers::rotating);
       params.add({{concat(u, ".norm"), {5}}}, {.mean = 1});
       matrices.push_back(params.add({{concat(u, ".up"), {13, cols}}, {concat(u, ".gate"), {8, cols}}}, {.std = 0.5},
                                     {.q = true, .q_t = true}));

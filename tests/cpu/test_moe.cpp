@@ -142,7 +142,7 @@ class MoeLab {
       *comm_, nullptr, stream_, {.plain = DType::f64, .master = DType::f64, .moment = DType::f64, .grad = DType::f64}};
   DelayedScaling scaling_{{}};
   Recipe recipe_;
-  int unit_ = params_.begin_unit("moe", Residence::own);
+  int unit_ = params_.begin_unit("moe", Buffers::own);
   Moe moe_;
   Arenas arenas_;
   Lab lab_;

@@ -18,7 +18,7 @@ class Store {
         replica_(replica_host_ ? make_comm(device_, *replica_host_) : nullptr),
         params(*shard_, replica_.get(), side_, options) {
     for (int u = 0; u < 4; ++u) {
-      params.begin_unit(concat("unit ", u), u == 0 ? Residence::own : Residence::rotating);
+      params.begin_unit(concat("unit ", u), u == 0 ? Buffers::own : Buffers::rotating);
       norms.push_back(params.add({{concat(u, ".norm"), {5}}}, {.mean = 1}));
       matrices.push_back(
           params.add({{concat(u, ".q"), {6, 7}}, {concat(u, ".k"), {2, 7}}, {concat(u, ".v"), {3, 7}}}, {.std = 0.5}));
@@ -249,7 +249,7 @@ TEST(Parameters, PartsOfDifferentWidthAreNoMatrix) {
   const auto comm = make_comm(device, host);
   ParameterStore params(*comm, nullptr, side, {});
   EXPECT_THROW(params.add({{"early", {2}}}, {}), Error);  // before any unit
-  params.begin_unit("unit", Residence::own);
+  params.begin_unit("unit", Buffers::own);
   EXPECT_THROW(params.add({{"a", {2, 3}}, {"b", {2, 4}}}, {}), Error);
 }
 

@@ -22,7 +22,7 @@ TEST(ShardCases, TheNormOf3And4OnOneRankAnd12OnTheOtherIs13) {
       const auto alone = host.split(host.rank(), 1);
       const auto world = make_comm(device, host), self = make_comm(device, *alone);
       ParameterStore params(stage ? *world : *self, stage ? nullptr : world.get(), side, {.zero_stage = stage});
-      params.begin_unit("unit", Residence::own);
+      params.begin_unit("unit", Buffers::own);
       const Param w = params.add({{"w", {256}}}, {});
       params.materialise(stream, arenas, 1);
       params.zero_gradients(stream);
@@ -109,7 +109,7 @@ TEST(ShardCases, NoNumberOfRanksDividesTheParameters) {
       const Arenas arenas(stream, room);
       const auto comm = make_comm(device, host);
       ParameterStore params(*comm, nullptr, side, {.zero_stage = 1});
-      params.begin_unit("unit", Residence::own);
+      params.begin_unit("unit", Buffers::own);
       params.add({{"a", {17, 13}}}, {.std = 1});
       params.add({{"b", {16}}}, {.mean = 2});
       params.add({{"c", {11, 20}}}, {.std = 1});
