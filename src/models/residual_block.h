@@ -23,43 +23,43 @@ struct BlockParts {
 template <class Mlp>  // GatedMlp, GeluMlp, Moe
 class ResidualBlock final : public Block {
  public:
-  explicit ResidualBlock(BlockParts<Mlp> parts) : our_(std::move(parts)) {}
+  explicit ResidualBlock(BlockParts<Mlp> parts) : parts_(std::move(parts)) {}
 
   void forward(Context& c, Tensor y, Tensor x) override {
     const int64_t N = x.rows();
     Arena& memory = c.pass == Pass::evaluate ? c.scratch : c.saved;
     const Tensor h = memory.alloc(x.dtype, x.shape);
-    const bool steps = c.decodes() && our_.attention_norm.options().kind == Norm::Kind::rms;  // fused: Linear::step
+    const bool steps = c.decodes() && parts_.attention_norm.options().kind == Norm::Kind::rms;  // fused: Linear::step
     if (steps) {
-      our_.attention.step(c, h, our_.attention_norm, x);
+      parts_.attention.step(c, h, parts_.attention_norm, x);
     } else {
-      const Operand a = our_.attention.input(c, N);
-      our_.attention_norm.forward(c, a, x);
-      our_.attention.forward(c, h, a, x);
+      const Operand a = parts_.attention.input(c, N);
+      parts_.attention_norm.forward(c, a, x);
+      parts_.attention.forward(c, h, a, x);
     }
     const Tensor& second = parallel() ? x : h;
-    if constexpr (requires { our_.mlp.step(c, y, our_.mlp_norm, second, h); })  // Moe has none
-      if (steps) return our_.mlp.step(c, y, our_.mlp_norm, second, h);
-    const Operand m = our_.mlp.input(c, N);
-    our_.mlp_norm.forward(c, m, second);
-    our_.mlp.forward(c, y, m, h);
+    if constexpr (requires { parts_.mlp.step(c, y, parts_.mlp_norm, second, h); })  // Moe has none
+      if (steps) return parts_.mlp.step(c, y, parts_.mlp_norm, second, h);
+    const Operand m = parts_.mlp.input(c, N);
+    parts_.mlp_norm.forward(c, m, second);
+    parts_.mlp.forward(c, y, m, h);
   }
 
   void backward(Context& c, Tensor d) override {
-    const Tensor dm = our_.mlp.backward(c, d);
+    const Tensor dm = parts_.mlp.backward(c, d);
     if (!parallel()) {
-      our_.mlp_norm.backward(c, d, dm);
-      our_.attention_norm.backward(c, d, our_.attention.backward(c, d));
+      parts_.mlp_norm.backward(c, d, dm);
+      parts_.attention_norm.backward(c, d, parts_.attention.backward(c, d));
       return;
     }
-    const Tensor da = our_.attention.backward(c, d);  // both read dy, before the norms turn d into dx
-    our_.mlp_norm.backward(c, d, dm);
-    our_.attention_norm.backward(c, d, da);
+    const Tensor da = parts_.attention.backward(c, d);  // both read dy, before the norms turn d into dx
+    parts_.mlp_norm.backward(c, d, dm);
+    parts_.attention_norm.backward(c, d, da);
   }
 
  private:
-  bool parallel() const { return our_.residual == Residual::parallel; }
-  BlockParts<Mlp> our_;
+  bool parallel() const { return parts_.residual == Residual::parallel; }
+  BlockParts<Mlp> parts_;
 };
 
 template <class Mlp>

@@ -66,7 +66,7 @@ Tensor SelfAttention::backward(Context& c, Tensor dy) {
                        {.dqkv = dqkv, .d_o = d_o, .o = o_, .lse = lse_, .qkv = qkv_saved_, .workspace = workspace},
                        shape(c));
   }
-  const Operand d = qkv_.output_grad_over(c, dqkv);  // its plain form is dqkv itself, rotated in place
+  const Operand d = qkv_.output_grad_in_place(c, dqkv);  // its plain form is dqkv itself, rotated in place
   c.produce(d, [&](Operand o) { rope_backward(c.stream, o, dqkv, rope(c)); });
   qkv_.backward(c, dx, d);
   return dx;

@@ -21,8 +21,8 @@ std::vector<ExpertRound> plan_rounds(const int32_t* offset, int64_t E, int ranks
         for (int64_t row = begin(from, e), count; row < begin(from, e + 1); row += count, at += count) {
           count = std::min(begin(from, e + 1) - row, rows - at % rows);
           ExpertRound& now = round(at);
-          if (from == rank) now.away.push_back({to, row, count});
-          if (to == rank) now.here.push_back({from, at % rows, count});
+          if (from == rank) now.sends.push_back({to, row, count});
+          if (to == rank) now.receives.push_back({from, at % rows, count});
         }
   }
   for (size_t i = 0; i < rounds.size(); ++i) {
@@ -85,7 +85,7 @@ ExpertBuffer ExpertDispatch::buffer(size_t round) const {
 
 void ExpertDispatch::receive(Context& c, size_t round, Tensor rows, Tensor from) {
   const ExpertRound& r = rounds_[round];
-  ranks_.group->all_to_all(c.stream, rows, r.here, from, r.away);
+  ranks_.group->all_to_all(c.stream, rows, r.receives, from, r.sends);
   fill_zero(c.stream, rows.row_range(r.first.back(), rows.rows() - r.first.back()));
 }
 
@@ -95,7 +95,7 @@ void ExpertDispatch::forward(Context& c, GatedExperts& experts, Tensor o, Tensor
   for (size_t i = 0; i < rounds_.size(); ++i) {
     const Arena::Scope scope(c.scratch);
     experts.forward(c, result, buffer(i), [&](Tensor rows) { receive(c, i, rows, x); });
-    ranks_.group->all_to_all(c.stream, o, rounds_[i].away, result, rounds_[i].here);
+    ranks_.group->all_to_all(c.stream, o, rounds_[i].sends, result, rounds_[i].receives);
   }
 }
 
@@ -112,7 +112,7 @@ void ExpertDispatch::backward(Context& c, GatedExperts& experts, Tensor dx, Tens
       experts.forward(again, result, buffer(i), [&](Tensor rows) { receive(c, i, rows, dx); });
     }
     experts.backward(c, result, buffer(i), [&](Tensor rows) { receive(c, i, rows, d_o); });
-    ranks_.group->all_to_all(c.stream, dx, rounds_[i].away, result, rounds_[i].here);
+    ranks_.group->all_to_all(c.stream, dx, rounds_[i].sends, result, rounds_[i].receives);
   }
 }
 

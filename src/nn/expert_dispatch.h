@@ -8,9 +8,9 @@
 
 namespace octet::BACKEND {
 
-struct ExpertRound {              // one rank's part of a round
-  std::vector<Piece> away, here;  // rows of its own tokens, by receiver; rows of its buffer, by sender
-  std::vector<int64_t> first;     // offsets of its experts in the buffer, and the end
+struct ExpertRound {                   // one rank's part of a round
+  std::vector<Piece> sends, receives;  // rows of its own tokens, by receiver; rows of its buffer, by sender
+  std::vector<int64_t> first;          // offsets of its experts in the buffer, and the end
 };
 // offset[r * (E+1) + e]: where rank r's rows for expert e begin; rows: of a buffer. All are multiples of kExpertRows.
 // All ranks get the same number of rounds.

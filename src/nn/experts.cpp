@@ -38,7 +38,7 @@ Operand ExpertLinear::codes(const Operand& x, size_t e, int64_t first, int64_t c
   return y;
 }
 void ExpertLinear::complete(Context& c, const Operand& x, const ExpertBuffer& rows) const {
-  if (!casts_by_turns(x)) return BACKEND::complete(c, x, x.plain);
+  if (!casts_per_expert(x)) return BACKEND::complete(c, x, x.plain);
   Operand missing = x;
   missing.plain = {};
   produce(c, missing, rows, [&](const Operand& y, int64_t first, int64_t count) {

@@ -30,7 +30,7 @@ class ExpertLinear {
   // Runs kernel(y, first row, rows): once over the whole buffer or, with a scale for each expert, once for each expert.
   template <class F>
   void produce(Context& c, const Operand& y, const ExpertBuffer& rows, F&& kernel) const {
-    if (!casts_by_turns(y)) return c.produce(y, [&](const Operand& o) { kernel(o, int64_t{0}, y.rows()); });
+    if (!casts_per_expert(y)) return c.produce(y, [&](const Operand& o) { kernel(o, int64_t{0}, y.rows()); });
     for (size_t e = 0; e < w_.size(); ++e)
       if (const int64_t first = rows.first[e], count = rows.first[e + 1] - first; count)
         c.produce(codes(y, e, first, count), [&](const Operand& o) { kernel(o, first, count); });
@@ -46,7 +46,7 @@ class ExpertLinear {
  private:
   Forms input_forms(const Context&) const;
   Forms castable(Forms f) const { return per_expert_ ? Forms{f.plain, f.q || f.q_t, f.q_t} : f; }
-  bool casts_by_turns(const Operand& y) const { return per_expert_ && y.q; }
+  bool casts_per_expert(const Operand& y) const { return per_expert_ && y.q; }
   Operand codes(const Operand&, size_t e, int64_t first, int64_t count) const;  // the rows of an expert, with its scale
   int64_t scales() const { return per_expert_ ? int64_t(w_.size()) : 1; }
   int64_t scale_step() const { return per_expert_ ? 4 : 0; }

@@ -50,11 +50,11 @@ Forms Linear::output_grad_forms() const {
 Operand Linear::output_grad(Context& c, int64_t rows) const {
   return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, out()}, output_grad_forms(), dy_slot_);
 }
-Operand Linear::output_grad_over(Context& c, Tensor room) const {
+Operand Linear::output_grad_in_place(Context& c, Tensor buffer) const {
   Forms forms = output_grad_forms();
   const bool plain = std::exchange(forms.plain, false);
-  Operand y = c.operand({&c.scratch, &c.scratch, &c.scratch}, {room.rows(), out()}, forms, dy_slot_);
-  if (plain) y.plain = room;
+  Operand y = c.operand({&c.scratch, &c.scratch, &c.scratch}, {buffer.rows(), out()}, forms, dy_slot_);
+  if (plain) y.plain = buffer;
   return y;
 }
 Operand Linear::output_grad(Context& c, Tensor dy) const {
@@ -78,11 +78,11 @@ void Linear::forward(Context& c, Tensor y, const Operand& x, Tensor residual) {
                   .b_ready = c.decodes()});
 }
 
-void Linear::step(Context& c, Tensor y, const Norm& norm, Tensor x, Behind behind) {
+void Linear::step(Context& c, Tensor y, const Norm& norm, Tensor x, Epilogue epilogue) {
   CHECK(c.decodes() && c.evaluates_plain() && norm.options().kind == Norm::Kind::rms && b_.unit < 0,
         "a step takes plain weights, an RMSNorm and no bias");
   const Arena::Scope scope(c.scratch);
-  const bool gated = behind == Behind::swiglu;
+  const bool gated = epilogue == Epilogue::swiglu;
   const int64_t N = x.rows();
   normed_product(c.stream, {.y = y,
                             .x = x,

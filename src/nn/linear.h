@@ -18,8 +18,8 @@ class Linear {
   // Memory for x (N,I) and dy (N,O) in the forms that the products read, for the kernels that produce them to fill.
   Operand input(Context&, int64_t rows) const;
   Operand output_grad(Context&, int64_t rows) const;
-  // The same, but a plain form, if any product reads it, is `room` itself: for a producer that works in place.
-  Operand output_grad_over(Context&, Tensor room /*(N,O)*/) const;
+  // The same, but a plain form, if any product reads it, is `buffer` itself: for a producer that works in place.
+  Operand output_grad_in_place(Context&, Tensor buffer /*(N,O)*/) const;
   // For a producer that has written the plain form only: makes the other forms from it.
   Operand input(Context&, Tensor x) const;
   Operand output_grad(Context&, Tensor dy) const;
@@ -28,8 +28,8 @@ class Linear {
                Tensor residual = {});  // y = x W^T [+ residual]
   // A step of generation, with the RMSNorm before it and perhaps SwiGLU after it in one operation:
   // y = rmsnorm(x) W^T, or y = swiglu(rmsnorm(x) W^T).
-  enum class Behind : uint8_t { nothing, swiglu };
-  void step(Context&, Tensor y /*(N,O) or (N,O/2)*/, const Norm&, Tensor x /*(N,I)*/, Behind = Behind::nothing);
+  enum class Epilogue : uint8_t { none, swiglu };
+  void step(Context&, Tensor y /*(N,O) or (N,O/2)*/, const Norm&, Tensor x /*(N,I)*/, Epilogue = Epilogue::none);
   void backward(Context&, Tensor dx /*(N,I)*/, const Operand& dy /*(N,O)*/);  // dx = dy W,  dW += dy^T x,  db += sum dy
   int64_t in() const { return w_.shape[1]; }
   int64_t out() const { return w_.shape[0]; }

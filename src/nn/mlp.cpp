@@ -13,7 +13,7 @@ void GatedMlp::forward(Context& c, Tensor y, const Operand& x, Tensor residual) 
 
 void GatedMlp::step(Context& c, Tensor y, const Norm& norm, Tensor x, Tensor residual) {
   const Tensor h = c.scratch.alloc(x.dtype, {x.rows(), down_.in()});
-  gate_up_.step(c, h, norm, x, Linear::Behind::swiglu);
+  gate_up_.step(c, h, norm, x, Linear::Epilogue::swiglu);
   down_.forward(c, y, down_.input(c, h), residual);
 }
 

@@ -114,7 +114,8 @@ void Moe::route_backward(Context& c, Tensor dx, Tensor dweight) {
   const Operand d{.plain = c.scratch.alloc(c.plain(), {dx.rows(), options_.experts})};
   const Routers& r = c.routers;
   const int64_t own = r.by_layer ? options_.layer * 3 * options_.experts : 0;
-  const Tensor judged = r.by_layer ? r.sums : r.total, count = judged ? judged.part(own, {options_.experts}) : Tensor{};
+  const Tensor statistics = r.by_layer ? r.sums : r.total,
+               count = statistics ? statistics.part(own, {options_.experts}) : Tensor{};
   moe_route_backward(c.stream, {.dlogits = d.plain,
                                 .route = route_,
                                 .dweight = dweight,

@@ -251,10 +251,10 @@ TEST(ExpertRounds, CarryEveryRowOnce) {
           ASSERT_EQ(rounds[i].first.size(), size_t(E / ranks) + 1);
           int64_t next = 0;  // the buffer is filled without gaps
           std::vector<size_t> cursor(static_cast<size_t>(ranks));
-          for (const Piece& p : rounds[i].here) {
+          for (const Piece& p : rounds[i].receives) {
             ASSERT_EQ(p.first, next);
             next += p.rows;
-            const auto& away = of[size_t(p.rank)][i].away;
+            const auto& away = of[size_t(p.rank)][i].sends;
             size_t& at = cursor[size_t(p.rank)];
             while (at < away.size() && away[at].rank != to) ++at;
             ASSERT_LT(at, away.size());

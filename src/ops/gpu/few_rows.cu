@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * 32, kPiece = 64, kHalf = 32, kRound = kWarps * kPiece;
 
-enum class Around { nothing, norm, norm_and_gate };
+enum class Fusion { none, norm, norm_and_gate };
 
 template <class D>
 struct FewRows {
@@ -40,7 +40,7 @@ __device__ inline uint4 load_once(const bf16* p) {  // for b, which no other blo
 }
 
 // x = x * w, and the sum of x^2.
-__device__ inline float weigh(uint4& x, const uint4& w) {
+__device__ inline float apply_weight(uint4& x, const uint4& w) {
   float v[8], weight[8], squares = 0;
   unpack(v, Pack<bf16>{x});
   unpack(weight, Pack<bf16>{w});
@@ -52,11 +52,11 @@ __device__ inline float weigh(uint4& x, const uint4& w) {
 
 // kTiles: tiles of 16 rows of b; kGroups: groups of 8 rows of a; kDepth, kDepthA: half pieces of b and of a in flight;
 // kBlocks: thread blocks an SM.
-template <int kTiles_, int kGroups_, int kDepth_, int kDepthA_, int kBlocks_, Around kAround>
+template <int kTiles_, int kGroups_, int kDepth_, int kDepthA_, int kBlocks_, Fusion kFusion>
 struct Form {
   static constexpr int kTiles = kTiles_, kGroups = kGroups_, kDepth = kDepth_, kDepthA = kDepthA_, kBlocks = kBlocks_;
   static_assert(kDepth % 2 == 0 && kDepth % kDepthA == 0, "whole pieces; places in the ring known at compile time");
-  static constexpr bool kNorm = kAround != Around::nothing, kGate = kAround == Around::norm_and_gate;
+  static constexpr bool kNorm = kFusion != Fusion::none, kGate = kFusion == Fusion::norm_and_gate;
   static constexpr int kPitch = 16 * kTiles + 4;          // of the sums: their stores have no bank conflicts
   static constexpr int kCols = kGate ? 16 : 16 * kTiles;  // of d
   static constexpr int kEach = (8 * kGroups * kCols + kThreads - 1) / kThreads;  // results of a thread
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
         uint4 w{};
         if (ahead < pieces.left) w = norm[(p.K - pieces.left + ahead) / 8];
 #pragma unroll
-        for (int j = 0; j < F::kGroups; ++j) square[j] += weigh(pieces.as[u % F::kDepthA][j], w);
+        for (int j = 0; j < F::kGroups; ++j) square[j] += apply_weight(pieces.as[u % F::kDepthA][j], w);
       }
       pieces.multiply(c, u);
       pieces.load_b(u + F::kDepth);
@@ -207,25 +207,25 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
 
 // Three thread blocks an SM for wide products, two for others, as measured; and as many loads in flight as registers
 // then allow.
-template <class D, int kTiles, int kGroups, Around kAround>
+template <class D, int kTiles, int kGroups, Fusion kFusion>
 void launch_groups(Stream& s, const FewRows<D>& p) {
-  constexpr bool kNorm = kAround != Around::nothing;
+  constexpr bool kNorm = kFusion != Fusion::none;
   constexpr int kBlocks = kTiles == 2 && kGroups == 1 ? 3 : 2;
   constexpr int kDepth = kTiles == 2 ? 2 : kNorm || kGroups == 2 ? 4 : 8, kDepthA = kDepth == 8 ? 4 : 2;
-  using F = Form<kTiles, kGroups, kDepth, kDepthA, kBlocks, kAround>;
+  using F = Form<kTiles, kGroups, kDepth, kDepthA, kBlocks, kFusion>;
   const Grid grid{unsigned(ceil_div(p.N, F::kCols)), kThreads, kNorm ? size_t(p.K) * sizeof(bf16) : 0};
   launch_pdl(s, few_rows_kernel<F, D>, grid, p);
 }
-template <class D, int kTiles, Around kAround>
+template <class D, int kTiles, Fusion kFusion>
 void launch_tiles(Stream& s, const FewRows<D>& p) {
-  if (p.M <= 8) launch_groups<D, kTiles, 1, kAround>(s, p);
-  else launch_groups<D, kTiles, 2, kAround>(s, p);
+  if (p.M <= 8) launch_groups<D, kTiles, 1, kFusion>(s, p);
+  else launch_groups<D, kTiles, 2, kFusion>(s, p);
 }
 // 32 rows of b a block, if that still gives two blocks an SM: then a is read half as often.
-template <Around kAround, class D>
+template <Fusion kFusion, class D>
 void launch(Stream& s, const FewRows<D>& p) {
-  if (p.N >= 2 * 32 * s.target().multiprocessors) launch_tiles<D, 2, kAround>(s, p);
-  else launch_tiles<D, 1, kAround>(s, p);
+  if (p.N >= 2 * 32 * s.target().multiprocessors) launch_tiles<D, 2, kFusion>(s, p);
+  else launch_tiles<D, 1, kFusion>(s, p);
 }
 
 }  // namespace
@@ -238,16 +238,16 @@ bool takes_few_rows(const GemmArgs& g) {
 
 void few_rows_product(Stream& s, const GemmArgs& g) {
   visit<float, bf16>(g.d.dtype, [&]<class D>() {
-    launch<Around::nothing>(s, FewRows<D>{.a = g.a.t.ptr<bf16>(),
-                                          .b = g.b.t.ptr<bf16>(),
-                                          .bias = g.bias ? g.bias.ptr<bf16>() : nullptr,
-                                          .residual = g.residual ? g.residual.ptr<D>() : nullptr,
-                                          .before = g.accumulate ? g.d.ptr<D>() : nullptr,
-                                          .d = g.d.ptr<D>(),
-                                          .M = int(g.d.rows()),
-                                          .N = int(g.d.cols()),
-                                          .K = int(g.a.contracted()),
-                                          .b_ready = g.b_ready});
+    launch<Fusion::none>(s, FewRows<D>{.a = g.a.t.ptr<bf16>(),
+                                       .b = g.b.t.ptr<bf16>(),
+                                       .bias = g.bias ? g.bias.ptr<bf16>() : nullptr,
+                                       .residual = g.residual ? g.residual.ptr<D>() : nullptr,
+                                       .before = g.accumulate ? g.d.ptr<D>() : nullptr,
+                                       .d = g.d.ptr<D>(),
+                                       .M = int(g.d.rows()),
+                                       .N = int(g.d.cols()),
+                                       .K = int(g.a.contracted()),
+                                       .b_ready = g.b_ready});
   });
 }
 
@@ -271,8 +271,8 @@ void normed_product(Stream& s, const NormedProduct& a) {
                        .b_ready = true,
                        .norm = a.norm.ptr<bf16>(),
                        .eps = float(a.eps)};
-    if (!a.gated) return launch<Around::norm>(s, p);
-    if constexpr (sizeof(D) == 2) launch_tiles<D, 2, Around::norm_and_gate>(s, p);
+    if (!a.gated) return launch<Fusion::norm>(s, p);
+    if constexpr (sizeof(D) == 2) launch_tiles<D, 2, Fusion::norm_and_gate>(s, p);
   });
 }
 

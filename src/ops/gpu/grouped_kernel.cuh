@@ -16,10 +16,10 @@ namespace octet::BACKEND::grouped {
 
 template <class F>
 constexpr int shared_bytes() {  // + 1024: for alignment
-  return kStages * kStageBytes + (F::kSums ? kZeroBytes + kRoomBytes : 0) + 1024;
+  return kStages * kStageBytes + (F::kSums ? kZeroBytes + kStagingBytes : 0) + 1024;
 }
 struct Shared {  // addresses in shared memory
-  uint32_t stages, zeros, room, full, empty;
+  uint32_t stages, zeros, staging, full, empty;
 };
 struct Ring {  // the place in the ring of stages
   int stage = 0;
@@ -56,15 +56,15 @@ __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_
 }
 
 template <class F>
-__device__ void produce(const Params& p, Walk<F> walk, const Shared& shared) {
+__device__ void produce(const Params& p, TileScheduler<F> scheduler, const Shared& shared) {
   Ring ring;
-  for (Tile t; walk.next(t);) {
-    const int K = walk.contracted(t);
+  for (Tile t; scheduler.next(t);) {
+    const int K = scheduler.contracted(t);
     for (int k = 0; k < K; k += F::kStageK, ring.step()) {
       const uint32_t barrier = shared.full + ring.stage * 8;
       mbarrier_wait(shared.empty + ring.stage * 8, ring.parity ^ 1);
       mbarrier_expect(barrier, kStageBytes);
-      load_stage<F>(p, t, k, shared.stages + ring.stage * kStageBytes, barrier, walk.rank);
+      load_stage<F>(p, t, k, shared.stages + ring.stage * kStageBytes, barrier, scheduler.rank);
     }
   }
 }
@@ -120,7 +120,7 @@ __device__ inline void release(uint32_t empty, int stage, int lane) {
 }
 
 template <class F>
-__device__ inline void contract(float (&d)[128], int K, Ring& ring, const Shared& shared) {
+__device__ inline void mainloop(float (&d)[128], int K, Ring& ring, const Shared& shared) {
   const int warpgroup = threadIdx.x / 128 - 1, lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 128; ++i) d[i] = 0;
@@ -177,20 +177,20 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   find_groups<F>(p, groups);
   __syncthreads();
   cluster_sync();
-  Walk<F> walk(p, groups, rank);
+  TileScheduler<F> scheduler(p, groups, rank);
   if (threadIdx.x < 128) {
     give_registers<40>();
-    if (threadIdx.x == 0) produce<F>(p, walk, shared);
+    if (threadIdx.x == 0) produce<F>(p, scheduler, shared);
     __syncwarp();
     cluster_sync();  // the other block may still write into this one's shared memory, or arrive at its barriers
   } else {
     take_registers<232>();
     Ring ring;
-    for (Tile t; walk.next(t);) {
+    for (Tile t; scheduler.next(t);) {
       const float scale = scale_of<F>(p, t);
       float d[128];
-      contract<F>(d, walk.contracted(t), ring, shared);
-      store<F>(p, t, d, scale, shared.room);
+      mainloop<F>(d, scheduler.contracted(t), ring, shared);
+      store<F>(p, t, d, scale, shared.staging);
     }
     if (F::kSums) tma_store_wait();
     cluster_sync();

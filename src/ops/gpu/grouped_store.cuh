@@ -77,12 +77,12 @@ __device__ inline void store_f32(float* row, const float (&d)[128], float scale,
 
 // Adds the warpgroup's 64 rows in L2 by TMA reductions, 32 columns at a time, through two blocks of shared memory. They
 // overlap the next tile's products, which loads and stores would delay.
-__device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t room) {
+__device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t staging) {
   const int warpgroup = threadIdx.x / 128 - 1, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   const bool starts = threadIdx.x % 128 == 0;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    const uint32_t block = room + (warpgroup * 2 + c % 2) * kBlockBytes;
+    const uint32_t block = staging + (warpgroup * 2 + c % 2) * kBlockBytes;
     if (starts) tma_store_wait_read<1>();
     warpgroup_sync(warpgroup);
 #pragma unroll
@@ -110,8 +110,8 @@ __device__ inline void store_half(const Params& p, const Tile& t, const float (&
   else store_bf16<half>(static_cast<__nv_bfloat16*>(to) + at, d, scale, columns, in, F::kSums);
 }
 template <class F>
-__device__ inline void store(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t room) {
-  if (F::kSums && p.store == Store::add_f32) return add_f32(p, t, d, scale, room);
+__device__ inline void store(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t staging) {
+  if (F::kSums && p.store == Store::add_f32) return add_f32(p, t, d, scale, staging);
   store_half<F, 0>(p, t, d, scale);
   store_half<F, 1>(p, t, d, scale);
 }

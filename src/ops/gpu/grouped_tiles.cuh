@@ -13,7 +13,7 @@ namespace octet::BACKEND::grouped {
 using namespace hopper;
 
 constexpr int kTileM = 128, kTileN = 256, kStages = 4, kThreads = 384, kConsumerWarps = 8;
-constexpr int kStageBytes = (kTileM + kTileN) / 64 * kBlockBytes, kZeroBytes = 1024, kRoomBytes = 4 * kBlockBytes;
+constexpr int kStageBytes = (kTileM + kTileN) / 64 * kBlockBytes, kZeroBytes = 1024, kStagingBytes = 4 * kBlockBytes;
 enum class Input { bf16, e4m3, e5m2 };  // of a; b of FP8 is e4m3
 
 // An instance of the kernel. kMnMajorA, kMnMajorB: the operand is stored MN-major, with the contracted axis outermost;
@@ -36,7 +36,7 @@ struct Tile {
 __device__ inline int ceil_of(int a, int b) { return (a + b - 1) / b; }
 
 template <class F>
-struct Walk {  // the pairs of tiles that this cluster computes, in the same order for all of its warps
+struct TileScheduler {  // the pairs of tiles that this cluster computes, in the same order for all of its warps
   // The grid is several rounds of one cluster for every two SMs; each round has its share of all pairs. Several, so
   // that where collectives occupy some SMs, the others take more of the later rounds.
   static constexpr int kPairM = kTileM * (F::kAlongM ? 2 : 1), kPairN = kTileN * (F::kAlongM ? 1 : 2);
@@ -44,7 +44,7 @@ struct Walk {  // the pairs of tiles that this cluster computes, in the same ord
   const Params& p;
   const Groups& groups;
   int rank, step, pair, end, group = 0;
-  __device__ Walk(const Params& params, const Groups& g, int block) : p(params), groups(g), rank(block) {
+  __device__ TileScheduler(const Params& params, const Groups& g, int block) : p(params), groups(g), rank(block) {
     step = gridDim.x / 2 / p.rounds;
     const int all = groups.base[p.experts + 1], share = ceil_of(all, p.rounds * step) * step;
     const int cluster = blockIdx.x / 2, round = cluster / step;
@@ -82,7 +82,7 @@ __device__ void find_groups(const Params& p, Groups& g) {
     int base = 0;
     for (int e = 0; e <= p.experts + 1; ++e) {
       g.base[e] = base;
-      if (e <= p.experts) base += Walk<F>::count(p, g.first[e + 1] - g.first[e]);
+      if (e <= p.experts) base += TileScheduler<F>::count(p, g.first[e + 1] - g.first[e]);
     }
   }
 }

@@ -97,7 +97,7 @@ struct NormColumns {
     }
   }
   // Accumulates a row into dw and db; sums: the thread's part of the row's sums of g*(x - mean) and g.
-  __device__ void take(float (&sums)[kSums], const Ring& ring, int stage, int vectors, float mean, float rstd) {
+  __device__ void accumulate(float (&sums)[kSums], const Ring& ring, int stage, int vectors, float mean, float rstd) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (k >= vectors) break;
@@ -115,8 +115,8 @@ struct NormColumns {
     }
   }
   // dx += rstd * (g - mean_g - (x - mean) * slope),  slope = rstd * mean_c(g xhat)
-  __device__ void give(T* dx_row, const Ring& ring, int stage, int vectors, const Team& team, float mean, float rstd,
-                       float mean_g, float slope) const {
+  __device__ void write_dx(T* dx_row, const Ring& ring, int stage, int vectors, const Team& team, float mean,
+                           float rstd, float mean_g, float slope) const {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (k >= vectors) break;
@@ -181,10 +181,10 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(const NormBackw
     const float next_rstd = more ? f.rstd[n + step] : 0.f, next_mean = kCentre && more ? f.mean[n + step] : 0.f;
     __pipeline_wait_prior(kStages - 1);
     float sums[Columns::kSums] = {};
-    columns.take(sums, ring, stage, vectors, mean, rstd);
+    columns.accumulate(sums, ring, stage, vectors, mean, rstd);
     team.sum(sums, room[team.index % 8][parity]);
     const float mean_g = kCentre ? sums[Columns::kSums - 1] * share : 0.f;
-    columns.give(f.dx + n * f.C, ring, stage, vectors, team, mean, rstd, mean_g, rstd * rstd * sums[0] * share);
+    columns.write_dx(f.dx + n * f.C, ring, stage, vectors, team, mean, rstd, mean_g, rstd * rstd * sums[0] * share);
     rstd = next_rstd, mean = next_mean;
     stage = stage == kStages - 1 ? 0 : stage + 1;
     parity ^= 1;
