@@ -25,7 +25,7 @@ inline bool small_for_cudnn(const Attention& a) {
 }
 inline bool cudnn_attends(const Target& t, const Attention& a, DType plain) {
   return t.cuda && t.attention != AttentionKind::native && t.compute_capability >= 90 && plain == DType::bf16 &&
-         a.window == 0 && small_for_cudnn(a);
+         a.window == 0 && !a.documents && small_for_cudnn(a);
 }
 inline bool cudnn_attends_forward(const Target& t, const Attention& a, DType plain) {
   return cudnn_attends(t, a, plain) && (t.attention == AttentionKind::cudnn || !attention_on_hopper(t, a, plain));

@@ -10,10 +10,12 @@ TEST_F(GpuAttention, Bf16IsItsDefinitionAndRepeats) {
   check(gpu, shapes(), DType::bf16);
 }
 // Small enough for compute-sanitizer: the kernels of Hopper, then those of mma.sync and of fp32.
-std::vector<Attention> few_tiles(std::initializer_list<int64_t> head_sizes) {
-  std::vector<Attention> few;
+std::deque<Packed> few_tiles(std::initializer_list<int64_t> head_sizes) {
+  std::deque<Packed> few;
   for (const int64_t D : head_sizes)
-    for (const int64_t window : {0, 70}) few.push_back(shape({.H = 4, .G = 2, .D = D}, 2, 270, window));
+    for (const int64_t window : {0, 70})
+      for (const int64_t longest_document : {0, 120})
+        few.emplace_back(shape({.H = 4, .G = 2, .D = D}, 2, 270, window), longest_document, 1);
   return few;
 }
 TEST_F(GpuAttention, Bf16OfFewTiles) {
@@ -28,6 +30,26 @@ TEST_F(GpuAttention, OtherFormsOfFewTiles) {
 TEST_F(GpuAttention, Bf16WithAWindow) {
   Gpu gpu(AttentionKind::cudnn);  // cuDNN is not asked for windows
   check(gpu, windowed(), DType::bf16);
+}
+// Queries attend to keys of their own document; cuDNN is not asked for that either.
+TEST_F(GpuAttention, WithinDocumentsIsItsDefinitionAndRepeats) {
+  Gpu gpu(AttentionKind::cudnn);
+  for (const DType t : {DType::bf16, DType::f32}) check(gpu, packed(), t);
+}
+TEST_F(GpuAttention, ADocumentThatFillsItsSequenceHasTheSameBits) {
+  Gpu gpu(AttentionKind::native);
+  for (const int64_t D : {64, 80, 128})
+    for (const DType t : {DType::bf16, DType::f32}) {
+      const Attention a = shape({.H = 4, .G = 2, .D = D}, 2, 333);
+      std::vector<int32_t> all(size_t(4 * a.T));
+      std::fill(all.begin() + 2 * a.T, all.end(), int32_t(a.T));
+      Attention within = a;
+      within.documents = {all.data(), DType::i32, {2, a.B, a.T}};
+      const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, t);
+      const Doubles d_o = inputs(size_t(a.B * a.T * a.heads.H * D), 2, t);
+      const Result one = gpu.run(a, t, qkv, d_o), other = gpu.run(within, t, qkv, d_o);
+      EXPECT_TRUE(one.o == other.o && one.lse == other.lse && one.dqkv == other.dqkv) << name(a) << " " << name_of(t);
+    }
 }
 template <class Kernel>
 void expect_forward(Gpu& gpu, Kernel kernel, const Attention& a) {  // in bf16
@@ -45,6 +67,7 @@ TEST_F(GpuAttention, ForwardOfPeakedScores) {
       Attention a = shape({.H = 4, .G = 2, .D = D}, 1, 1111, window);
       a.scale = 5;
       expect_forward(gpu, native_attention_forward, a);
+      expect_forward(gpu, native_attention_forward, Packed(a, 400, 1));
     }
 }
 // On Hopper only other head sizes run by mma.sync; on other cards these do, too.
@@ -52,27 +75,32 @@ TEST_F(GpuAttention, ForwardWithoutHoppersKernel) {
   Gpu gpu(AttentionKind::native);
   for (int64_t D : {64, 128})
     for (int64_t window : {0, 100})
-      expect_forward(gpu, attention_forward_bf16, shape({.H = 4, .G = 2, .D = D}, 2, 333, window));
+      for (int64_t longest_document : {0, 150})
+        expect_forward(gpu, attention_forward_bf16,
+                       Packed(shape({.H = 4, .G = 2, .D = D}, 2, 333, window), longest_document, 1));
 }
 TEST_F(GpuAttention, BackwardWithoutHoppersKernels) {
   Gpu gpu(AttentionKind::native);
   for (int64_t D : {64, 128})
-    for (int64_t window : {0, 100}) {
-      const Attention a = shape({.H = 4, .G = 2, .D = D}, 2, 333, window);
-      const Doubles qkv = inputs(size_t(a.B * a.T * a.heads.width()), 1, DType::bf16);
-      const Doubles d_o = inputs(size_t(a.B * a.T * a.heads.H * D), 2, DType::bf16);
-      expect_near(gpu.backward_by_mma_sync(a, qkv, d_o), Reference(a, qkv, d_o).result(), a, DType::bf16);
-    }
+    for (int64_t window : {0, 100})
+      for (int64_t longest_document : {0, 150}) {
+        const Packed a(shape({.H = 4, .G = 2, .D = D}, 2, 333, window), longest_document, 1);
+        const Doubles qkv = inputs(size_t(2 * 333 * 8 * D), 1, DType::bf16);
+        const Doubles d_o = inputs(size_t(2 * 333 * 4 * D), 2, DType::bf16);
+        expect_near(gpu.backward_by_mma_sync(a, qkv, d_o), Reference(a, qkv, d_o).result(), a, DType::bf16);
+      }
 }
 // With the forms of the kernels that an A100 takes, and those for cards with the least shared memory (L40S).
 TEST_F(GpuAttention, OfCardsWithLessSharedMemoryIsItsDefinition) {
   for (int capability : {80, 86}) {
     SCOPED_TRACE(capability);
     Gpu gpu(AttentionKind::native, true, capability);
-    std::vector<Attention> some;
+    std::deque<Packed> some;
     for (int64_t D : {64, 96, 128, 136, 256})
-      for (int64_t window : {0, 70}) some.push_back(shape({.H = 4, .G = 2, .D = D}, 2, 333, window));
-    for (int64_t D : {128, 256}) some.push_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 2, 65));
+      for (int64_t window : {0, 70})
+        for (int64_t longest_document : {0, 150})
+          some.emplace_back(shape({.H = 4, .G = 2, .D = D}, 2, 333, window), longest_document, 1);
+    for (int64_t D : {128, 256}) some.emplace_back(shape({.H = 3, .G = 3, .D = D, .interleaved = true}, 2, 65), 0, 1);
     for (const DType t : {DType::bf16, DType::f32}) check(gpu, some, t);
   }
 }

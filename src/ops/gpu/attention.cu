@@ -13,6 +13,7 @@ void check_shapes(const Attention& a, Tensor qkv, Tensor o, Tensor lse) {
   CHECK(h.D % 8 == 0 && h.D > 0 && h.D <= 256, "attention takes head sizes that are a multiple of 8 up to 256, not ",
         h.D);
   CHECK(a.window >= 0 && a.scale > 0, "window ", a.window, ", scale ", a.scale);
+  CHECK(!a.documents || (a.documents.dtype == DType::i32 && a.documents.numel() == 2 * a.B * a.T), a.documents.shape);
   CHECK(a.T < int64_t{1} << 30 && a.B * h.H * ((a.T + 31) / 32) < int64_t{1} << 30, "B ", a.B, ", H ", h.H, ", T ", a.T,
         ": tiles are counted in 32 bits");
   CHECK(qkv.numel() == a.B * a.T * h.width(), "qkv is ", qkv.shape, ", its rows should have ", h.width(), " elements");

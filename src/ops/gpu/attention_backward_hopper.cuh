@@ -215,13 +215,13 @@ __device__ inline void store_results(const CUtensorMap& dqkv, int row, int b, in
 
 // s = -inf where the mask hides it; the rows of s are queries, or keys where s is transposed
 template <Rows kIs, int kR>
-__device__ inline void hide(const Mask& mask, float (&s)[kR], int row0, int column0) {
+__device__ inline void hide(const Mask& mask, float (&s)[kR], int b, int row0, int column0) {
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) % 128 / 32 * 16;
+  const Span seen[2] = {mask.columns_of<kIs>(b, row0 + warp_row + lane / 4),
+                        mask.columns_of<kIs>(b, row0 + warp_row + 8 + lane / 4)};
 #pragma unroll
-  for (int i = 0; i < kR; ++i) {
-    const int row = row0 + warp_row + i % 4 / 2 * 8 + lane / 4, column = column0 + i / 4 * 8 + 2 * (lane % 4) + i % 2;
-    if (!(kIs == Rows::queries ? mask.sees(row, column) : mask.sees(column, row))) s[i] = -INFINITY;
-  }
+  for (int i = 0; i < kR; ++i)
+    if (!seen[i % 4 / 2].contains(column0 + i / 4 * 8 + 2 * (lane % 4) + i % 2)) s[i] = -INFINITY;
 }
 
 // ---- the kernel. Work: what one thread block does.

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
   const int part = int(blockIdx.x) % F::kSplit, group = p.H / p.G;
   const int b = head / p.G, g = head % p.G, row0 = tile * F::kRows;
   const int first = row0 / kQueries;  // tiles of queries, the same for every head of the group
-  const int tiles = int(min(int64_t(p.T), int64_t(row0) + F::kRows - 1 + p.mask.window) - 1) / kQueries - first + 1;
+  const int tiles = (min(p.T, p.mask.queries_of(b, row0 + F::kRows - 1).end) - 1) / kQueries - first + 1;
   const int64_t width = p.layout.width, out_width = int64_t(p.H) * p.D, sequence = int64_t(b) * p.T;
   const int64_t k_at = (sequence + row0) * width + p.layout.k0 + g * p.layout.kv_step;
   const int64_t v_at = k_at + p.layout.v0 - p.layout.k0;
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
   }
   load(0);
 
+  const Attended seen = p.mask.columns_of_tile<Rows::keys>(b, row0 + warp_row, kM * 16);
   constexpr int kColumns = kD / F::kSplit;
   float dk[kM][kColumns / 8][4] = {}, dv[kM][kColumns / 8][4] = {};
   for (int i = 0; i < n_tiles; ++i) {
@@ -94,13 +95,13 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dkv_kernel(const __gr
     const float* lse = rows + (i & 1) * 2 * kQueries;
 #pragma unroll
     for (int step = 0; step < kQueries; step += kStep) {
-      const int key0 = row0 + warp_row, query0 = (first + i % tiles) * kQueries + step;
+      const int query0 = (first + i % tiles) * kQueries + step;
       const uint32_t to_step = step * kRowBytes<kD>;
-      if (p.mask.none(query0, kStep, key0, kM * 16)) continue;
+      if (seen.none(query0, kStep)) continue;
       float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
       product_nt<kD>(s, k, q_lane + to_step);
       product_nt<kD>(dp, v, do_lane + to_step);
-      if (!p.mask.all(query0, kStep, key0, kM * 16)) apply<Rows::keys>(p.mask, s, key0, query0);
+      if (!seen.all(query0, kStep)) apply<Rows::keys>(p.mask, s, b, row0 + warp_row, query0);
       score_gradient(s, dp, lse + step, lse + kQueries + step, p.scale * kLog2e);
       product_nn<kD>(dv, s, do_lane + to_step, part * kColumns / 16);
       product_nn<kD>(dk, dp, q_lane + to_step, part * kColumns / 16);

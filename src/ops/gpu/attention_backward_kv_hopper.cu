@@ -11,16 +11,16 @@ namespace {
 // A warpgroup's place among the tiles of queries: those of one head after the other.
 template <class F>
 struct Cursor {
-  const Mask& mask;
+  Attended queries;  // of the warpgroup's rows
   Ring<F::kStages>& ring;
-  int key0, first, tiles, left, tile = 0;  // tiles: of each head; left: of all heads
+  int first, tiles, left, tile = 0;  // tiles: of each head; left: of all heads
   __device__ bool more() const { return left > 0; }
   __device__ int query0() const { return (first + tile) * F::kStreamed; }
   __device__ void step() {
     ring.step(), --left;
     if (++tile == tiles) tile = 0;
   }
-  __device__ bool visible() const { return !mask.none(query0(), F::kStreamed, key0, 64); }
+  __device__ bool visible() const { return !queries.none(query0(), F::kStreamed); }
 };
 
 __device__ inline float2 two_rows(uint32_t from) {
@@ -61,7 +61,7 @@ struct KeyTile {
     p.schedule.pick(block, &tile, &head);
     b = head / p.G, g = head % p.G, row0 = tile * F::kOwn;
     first = row0 / F::kStreamed;
-    const int end = int(min(int64_t(p.T), int64_t(row0) + F::kOwn - 1 + p.mask.window));
+    const int end = min(p.T, p.mask.queries_of(b, row0 + F::kOwn - 1).end);
     tiles = (end - 1) / F::kStreamed - first + 1;
   }
   static Schedule schedule(const Attention& a) {
@@ -107,7 +107,7 @@ struct KeyTile {
     const OwnRows<F, (F::kKept > 0)> k(own);
     const OwnRows<F, (F::kKept > 1)> v(own + F::kOwnBytes);
     Ring<F::kStages> ring;
-    Cursor<F> cursor{p.mask, ring, row, first, tiles, tiles * (p.H / p.G)};
+    Cursor<F> cursor{p.mask.columns_of_tile<Rows::keys>(b, row, 64), ring, first, tiles, tiles * (p.H / p.G)};
     int busy = -1;  // the stage that the products of the last tile read
 #pragma unroll 2
     while (find_visible(shared, cursor)) {
@@ -125,7 +125,7 @@ struct KeyTile {
       wgmma_commit();
       wgmma_wait<1>();  // s
       hold(s);
-      if (!p.mask.all(query0, kStreamed, row, 64)) hide<Rows::keys>(p.mask, s, row, query0);
+      if (!cursor.queries.all(query0, kStreamed)) hide<Rows::keys>(p.mask, s, b, row, query0);
       probabilities(s, rows, scale);
       uint32_t left_p[kStreamed / 16][4], left_ds[kStreamed / 16][4];
       round_to(left_p, s);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __gri
   int tile, head;
   p.schedule.pick(int(blockIdx.x), &tile, &head);
   const int b = head / p.H, h = head % p.H, row0 = tile * F::kRows, last_row = min(row0 + F::kRows, p.T) - 1;
-  const int first = max(0, row0 - p.mask.window + 1) / kKeys, last = last_row / kKeys;  // tiles of keys
+  const int first = p.mask.keys_of(b, row0).begin / kKeys, last = last_row / kKeys;  // tiles of keys
   const int64_t width = p.layout.width, out_width = int64_t(p.H) * p.D;
   const int64_t q_at = (int64_t(b) * p.T + row0) * width + h * p.layout.q_step;
   const int64_t o_at = (int64_t(b) * p.T + row0) * out_width + h * p.D;
@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __gri
       if (lane % 4 == 0 && row == inside) p.delta[at] = delta[m][half];
     }
   RowFragments<kD, kM, F::kKeep> q(tile_q, warp_row), d_o(tile_do, warp_row);
+  const Attended seen = p.mask.columns_of_tile<Rows::queries>(b, row0 + warp_row, kM * 16);
   const float scale = p.scale * kLog2e;
   float dq[kM][kD / 8][4] = {};
   for (int j = last; j >= first; --j) {
@@ -86,14 +87,14 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) dq_kernel(const __gri
     const uint32_t k_lane = lane_address<kD>(stage, 0), v_lane = k_lane + F::kKeyBytes;
 #pragma unroll
     for (int step = 0; step < kKeys; step += kStep) {
-      const int row = row0 + warp_row, column = j * kKeys + step;
+      const int column = j * kKeys + step;
       const uint32_t to_step = step * kRowBytes<kD>;
-      if (p.mask.none(row, kM * 16, column, kStep)) continue;
+      if (seen.none(column, kStep)) continue;
       float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
       product_nt<kD>(s, q, k_lane + to_step);
       product_nt<kD>(dp, d_o, v_lane + to_step);
       score_gradient(s, dp, lse, delta, scale);
-      if (!p.mask.all(row, kM * 16, column, kStep)) apply(p.mask, s, row, column, 0.f);
+      if (!seen.all(column, kStep)) apply<Rows::queries>(p.mask, s, b, row0 + warp_row, column, 0.f);
       product_nn<kD>(dq, s, k_lane + to_step, 0);
     }
   }

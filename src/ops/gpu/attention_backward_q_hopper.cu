@@ -10,12 +10,12 @@ namespace {
 // A warpgroup's place among the tiles of keys, the diagonal first.
 template <class F>
 struct Cursor {
-  const Mask& mask;
-  int row0, first, tile;
+  Attended keys;  // of the warpgroup's rows
+  int first, tile;
   Ring<F::kStages> ring{};
   __device__ bool more() const { return tile >= first; }
   __device__ void step() { ring.step(), --tile; }
-  __device__ bool visible() const { return !mask.none(row0, 64, tile * F::kStreamed, F::kStreamed); }
+  __device__ bool visible() const { return !keys.none(tile * F::kStreamed, F::kStreamed); }
 };
 
 // rowsum(x * y) of a row, by the quad of lanes that holds it
@@ -73,7 +73,7 @@ struct QueryTile {
     int tile, head;
     p.schedule.pick(block, &tile, &head);
     b = head / p.H, h = head % p.H, row0 = tile * F::kOwn;
-    first = max(0, row0 - p.mask.window + 1) / F::kStreamed;
+    first = p.mask.keys_of(b, row0).begin / F::kStreamed;
     last = (min(row0 + F::kOwn, p.T) - 1) / F::kStreamed;
   }
   static Schedule schedule(const Attention& a) {
@@ -100,18 +100,19 @@ struct QueryTile {
     float dq[F::kD / 2];
     clear(dq);
     mbarrier_wait(shared.own_full(), 0);
-    contract(shared, {x.p.mask, row, first, last}, q, rows, dq);
+    contract(shared, row, q, rows, dq);
     store_results<F>(x.dqkv, row, b, warpgroup, Result{dq, x.p.scale, q, int(h * x.p.layout.q_step)});
   }
 
   // While one half of ds is computed, dp of the other half or dq's product with the first is under way.
-  __device__ void contract(const Shared<F>& shared, Cursor<F> cursor, uint32_t own, const RowValues& rows,
+  __device__ void contract(const Shared<F>& shared, int row, uint32_t own, const RowValues& rows,
                            float (&dq)[F::kD / 2]) const {
     constexpr int kStreamed = F::kStreamed, kParts = kStreamed / 64;
     const BackwardParams& p = x.p;
     const float scale = p.scale * kLog2e;
     const OwnRows<F, (F::kKept > 0)> q(own);
     const OwnRows<F, (F::kKept > 1)> d_o(own + F::kOwnBytes);
+    Cursor<F> cursor{p.mask.columns_of_tile<Rows::queries>(b, row, 64), first, last};
     int busy = -1;  // the stage that the products of the last tile read
 #pragma unroll 2
     while (find_visible(shared, cursor)) {
@@ -132,7 +133,7 @@ struct QueryTile {
       }
       wgmma_wait<kParts>();  // s
       hold(s);
-      if (!p.mask.all(cursor.row0, 64, key0, kStreamed)) hide<Rows::queries>(p.mask, s, cursor.row0, key0);
+      if (!cursor.keys.all(key0, kStreamed)) hide<Rows::queries>(p.mask, s, b, row, key0);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         wgmma_wait<kParts - 1>();  // this part of dp

@@ -37,22 +37,58 @@ inline Schedule schedule(int64_t T, int rows, int64_t heads, int64_t bytes_per_h
   return {int(tiles), int(heads), int(tiles * heads < kFewBlocks ? heads : section), longest_last};
 }
 
-// The causal mask with a window: whether none or all of the query rows of a tile attend to its key columns; if it is
-// neither, the mask has to be applied.
-struct Mask {
-  int window;  // a column c is seen by rows c .. c + window - 1
-  __device__ bool sees(int row, int column) const { return column <= row && column > row - window; }
-  __device__ bool none(int row0, int rows, int column0, int columns) const {
-    return column0 > row0 + rows - 1 || column0 + columns - 1 <= row0 - window;
-  }
-  __device__ bool all(int row0, int rows, int column0, int columns) const {
-    return column0 + columns - 1 <= row0 && column0 > row0 + rows - 1 - window;
-  }
-};
-inline Mask mask_of(const Attention& a) { return {a.window > 0 ? int(std::min<int64_t>(a.window, 1 << 30)) : 1 << 30}; }
-
 // What the rows of a tile of scores are: queries, or keys where scores are computed transposed.
 enum class Rows { queries, keys };
+
+struct Span {  // positions of a sequence: begin .. end - 1
+  int begin, end;
+  __device__ bool contains(int position) const { return position >= begin && position < end; }
+};
+// The columns of a tile's scores that at least one of its rows attends to, and those that all of them do. Of a tile of
+// columns, the rows attend to none or to all; if it is neither, the mask has to be applied.
+struct Attended {
+  Span some, every;
+  __device__ bool none(int column0, int columns) const {
+    return column0 >= some.end || column0 + columns <= some.begin;
+  }
+  __device__ bool all(int column0, int columns) const {
+    return column0 >= every.begin && column0 + columns <= every.end;
+  }
+};
+// The causal mask, with a window and within documents. A query attends to one span of keys, and a key is attended to by
+// one span of queries; both ends of either never decrease from a position to the next. Positions beyond T (in the last
+// tile) count as of the last document.
+struct Mask {
+  int window, T;
+  const int32_t *begins, *ends;  // (B,T): of the document of each position; or null
+
+  __device__ Span keys_of(int b, int query) const {
+    int begin = max(0, query - window + 1);
+    if (begins) begin = max(begin, begins[int64_t(b) * T + min(query, T - 1)]);
+    return {begin, query + 1};
+  }
+  __device__ Span queries_of(int b, int key) const {
+    int end = key + window;
+    if (ends) end = min(end, ends[int64_t(b) * T + min(key, T - 1)]);
+    return {key, end};
+  }
+  template <Rows kRows>
+  __device__ Span columns_of(int b, int row) const {
+    return kRows == Rows::queries ? keys_of(b, row) : queries_of(b, row);
+  }
+  template <Rows kRows>
+  __device__ Attended columns_of_tile(int b, int row0, int rows) const {
+    const Span first = columns_of<kRows>(b, row0), last = columns_of<kRows>(b, row0 + rows - 1);
+    return {.some = {first.begin, last.end}, .every = {last.begin, first.end}};
+  }
+};
+inline Mask mask_of(const Attention& a) {
+  const Tensor& d = a.documents;
+  return {.window = int(a.window > 0 ? std::min(a.window, a.T) : a.T),
+          .T = int(a.T),
+          .begins = d ? d.ptr<int32_t>() : nullptr,
+          .ends = d ? d.ptr<int32_t>() + a.B * a.T : nullptr};
+}
 
 // run<F>() with the first of a kernel's forms whose shared memory the card has.
 template <class F, class... Smaller, class Run>

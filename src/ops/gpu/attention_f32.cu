@@ -1,8 +1,7 @@
 // Attention with fp32 storage in fp32 arithmetic, for verification: tiles of 32 x 32 scores (16 x 16 where shared
 // memory is too small for those), eight threads a row, memory linear in T. Thread x of a row holds its score columns x,
 // x + 8, ... and the elements x, x + 8, ... of its sums.
-#include "device/gpu.h"
-#include "device/gpu_code.h"
+#include "ops/gpu/attention_common.cuh"
 #include "ops/gpu/attention_kernels.h"
 
 namespace octet::BACKEND {
@@ -16,13 +15,10 @@ struct Params {
   const float *qkv, *d_o, *o_in;
   float *o, *lse, *delta, *dqkv;
   int64_t width, q_step, kv_step, k0, v0, out_width;
-  int H, G, T, D, window;
+  int H, G, T, D;
+  Mask mask;
   float scale;
   __device__ int pitch() const { return D + 1; }  // D is a multiple of 8: rows start in different banks
-  __device__ bool sees(int row, int column) const {
-    return column <= row && row < T && (window == 0 || column > row - window);
-  }
-  __device__ int first_key(int row) const { return window == 0 ? 0 : max(0, row - window + 1); }
 };
 
 template <int kTile>
@@ -69,14 +65,15 @@ __device__ float row_max(float v) {
 }
 
 struct Place {  // of a thread: blockIdx.x is the tile of rows, blockIdx.y the head, blockIdx.z the sequence
-  int row0, r, x, row;
-  int64_t sequence;
+  int b, row0, r, x, row;
+  int64_t sequence;  // its first row
   __device__ Place(const Params& p, int tile)
-      : row0(int(blockIdx.x) * tile),
+      : b(int(blockIdx.z)),
+        row0(int(blockIdx.x) * tile),
         r(int(threadIdx.x) / 8),
         x(int(threadIdx.x) % 8),
         row(row0 + r),
-        sequence(int64_t(blockIdx.z) * p.T) {}
+        sequence(int64_t(b) * p.T) {}
 };
 
 template <int kTile>
@@ -87,8 +84,10 @@ __global__ void __launch_bounds__(kThreads<kTile>) forward_f32(const Params p) {
   const Place at(p, kTile);
   const int h = int(blockIdx.y), g = h / (p.H / p.G);
   load<kTile>(p, q, p.qkv + (at.sequence + at.row0) * p.width + h * p.q_step, p.width, p.T - at.row0);
+  const Span seen = p.mask.keys_of(at.b, at.row);
   float maximum = -INFINITY, sum = 0, o[kElements] = {};
-  for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
+  for (int key = p.mask.keys_of(at.b, at.row0).begin / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1;
+       key += kTile) {
     const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
     __syncthreads();
     load<kTile>(p, k, keys + p.k0, p.width, p.T - key), load<kTile>(p, v, keys + p.v0, p.width, p.T - key);
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(kThreads<kTile>) forward_f32(const Params p) {
     float s[kColumns], top = maximum, part = 0;
     scores(p, s, q, k);
     for (int i = 0; i < kColumns; ++i) {
-      s[i] = p.sees(at.row, key + at.x + 8 * i) ? s[i] * p.scale : -INFINITY;
+      s[i] = seen.contains(key + at.x + 8 * i) ? s[i] * p.scale : -INFINITY;
       top = fmaxf(top, s[i]);
     }
     top = row_max(top);
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(kThreads<kTile>) forward_f32(const Params p) {
   if (at.row >= p.T) return;
   for (int i = 0; i < kElements; ++i)
     if (8 * i < p.D) p.o[(at.sequence + at.row) * p.out_width + h * p.D + at.x + 8 * i] = o[i] / sum;
-  if (at.x == 0) p.lse[(int64_t(blockIdx.z) * p.H + h) * p.T + at.row] = maximum + logf(sum);
+  if (at.x == 0) p.lse[(int64_t(at.b) * p.H + h) * p.T + at.row] = maximum + logf(sum);
 }
 
 template <int kTile>
@@ -126,15 +125,17 @@ __global__ void __launch_bounds__(kThreads<kTile>) dq_f32(const Params p) {
   load<kTile>(p, d_o, p.d_o + out, p.out_width, p.T - at.row0);
   __syncthreads();
   float delta = 0, lse = 0, dq[kElements] = {};
-  const int64_t statistic = (int64_t(blockIdx.z) * p.H + h) * p.T + at.row;
+  const int64_t statistic = (int64_t(at.b) * p.H + h) * p.T + at.row;
   if (at.row < p.T) {
     for (int d = at.x; d < p.D; d += 8)
       delta = fmaf(d_o[at.r * p.pitch() + d], p.o_in[out + at.r * p.out_width + d], delta);
     lse = p.lse[statistic];
   }
   delta = row_sum(delta);
+  const Span seen = p.mask.keys_of(at.b, at.row);
   if (at.row < p.T && at.x == 0) p.delta[statistic] = delta;
-  for (int key = p.first_key(at.row0) / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1; key += kTile) {
+  for (int key = p.mask.keys_of(at.b, at.row0).begin / kTile * kTile; key <= min(at.row0 + kTile, p.T) - 1;
+       key += kTile) {
     const float* keys = p.qkv + (at.sequence + key) * p.width + g * p.kv_step;
     __syncthreads();
     load<kTile>(p, k, keys + p.k0, p.width, p.T - key), load<kTile>(p, v, keys + p.v0, p.width, p.T - key);
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kThreads<kTile>) dq_f32(const Params p) {
     float s[kColumns], dp[kColumns];
     scores(p, s, q, k), scores(p, dp, d_o, v);
     for (int i = 0; i < kColumns; ++i)
-      s[i] = p.sees(at.row, key + at.x + 8 * i) ? expf(s[i] * p.scale - lse) * (dp[i] - delta) * p.scale : 0;
+      s[i] = seen.contains(key + at.x + 8 * i) ? expf(s[i] * p.scale - lse) * (dp[i] - delta) * p.scale : 0;
     accumulate(p, dq, s, k, shared_s);
   }
   if (at.row >= p.T) return;
@@ -162,7 +163,8 @@ __global__ void __launch_bounds__(kThreads<kTile>) dkv_f32(const Params p) {
   const float* keys = p.qkv + (at.sequence + at.row0) * p.width + g * p.kv_step;
   load<kTile>(p, k, keys + p.k0, p.width, p.T - at.row0), load<kTile>(p, v, keys + p.v0, p.width, p.T - at.row0);
   float dk[kElements] = {}, dv[kElements] = {};
-  const int end = p.window == 0 ? p.T : min(p.T, at.row0 + kTile - 1 + p.window);
+  const Span seen = p.mask.queries_of(at.b, at.row);
+  const int end = min(p.T, p.mask.queries_of(at.b, at.row0 + kTile - 1).end);
   for (int h = g * group; h < (g + 1) * group; ++h)
     for (int query = at.row0; query < end; query += kTile) {
       __syncthreads();
@@ -173,10 +175,10 @@ __global__ void __launch_bounds__(kThreads<kTile>) dkv_f32(const Params p) {
       scores(p, s, k, q), scores(p, dp, v, d_o);
       for (int i = 0; i < kColumns; ++i) {
         const int column = query + at.x + 8 * i;
-        const int64_t statistic = (int64_t(blockIdx.z) * p.H + h) * p.T + column;
-        const bool seen = p.sees(column, at.row);
-        s[i] = seen ? expf(s[i] * p.scale - p.lse[statistic]) : 0;
-        dp[i] = seen ? s[i] * (dp[i] - p.delta[statistic]) * p.scale : 0;
+        const int64_t statistic = (int64_t(at.b) * p.H + h) * p.T + column;
+        const bool attends = column < p.T && seen.contains(column);
+        s[i] = attends ? expf(s[i] * p.scale - p.lse[statistic]) : 0;
+        dp[i] = attends ? s[i] * (dp[i] - p.delta[statistic]) * p.scale : 0;
       }
       accumulate(p, dv, s, d_o, shared_s);
       accumulate(p, dk, dp, q, shared_s);
@@ -192,7 +194,7 @@ Params params(const Attention& a) {
   Params p{};
   p.width = h.width(), p.q_step = h.q(1), p.kv_step = h.k(1) - h.k(0), p.k0 = h.k(0), p.v0 = h.v(0);
   p.out_width = h.H * h.D, p.H = int(h.H), p.G = int(h.G), p.T = int(a.T), p.D = int(h.D);
-  p.window = int(std::min(a.window, a.T)), p.scale = float(a.scale);
+  p.mask = mask_of(a), p.scale = float(a.scale);
   return p;
 }
 int64_t shared_bytes(int tile, int tiles, int D) {

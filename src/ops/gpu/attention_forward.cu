@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) forward_kernel(const 
   int tile, head;
   p.schedule.pick(int(blockIdx.x), &tile, &head);
   const int b = head / p.H, h = head % p.H, row0 = tile * F::kRows, last_row = min(row0 + F::kRows, p.T) - 1;
-  const int first = max(0, row0 - p.mask.window + 1) / kKeys, last = last_row / kKeys;  // tiles of keys
+  const int first = p.mask.keys_of(b, row0).begin / kKeys, last = last_row / kKeys;  // tiles of keys
   const bf16* sequence = p.qkv + int64_t(b) * p.T * p.layout.width;
   const bf16* keys = sequence + p.layout.k0 + h / p.group * p.layout.kv_step;
   const int64_t to_values = p.layout.v0 - p.layout.k0, width = p.layout.width;
@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) forward_kernel(const 
   load(last);
 
   const int warp_row = int(threadIdx.x) / 32 * kM * 16;
+  const Attended seen = p.mask.columns_of_tile<Rows::queries>(b, row0 + warp_row, kM * 16);
   RowFragments<kD, kM, F::kKeepQ> q(tile_q, warp_row);
   RunningSoftmax<kM> softmax;
   float o[kM][kD / 8][4] = {};
@@ -107,11 +108,11 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks) forward_kernel(const 
     __syncthreads();  // tile j has arrived; all warps are done with j + 1, whose place j - 1 takes
     if (j > first) load(j - 1);
     if (j == last) q.load();
-    if (p.mask.none(row0 + warp_row, kM * 16, j * kKeys, kKeys)) continue;
+    if (seen.none(j * kKeys, kKeys)) continue;
     const uint32_t stage = stages + (j & 1) * 2 * F::kKeyBytes;
     float s[kM][kKeys / 8][4];
     product_nt<kD>(s, q, lane_address<kD>(stage, 0));
-    if (!p.mask.all(row0 + warp_row, kM * 16, j * kKeys, kKeys)) apply(p.mask, s, row0 + warp_row, j * kKeys);
+    if (!seen.all(j * kKeys, kKeys)) apply<Rows::queries>(p.mask, s, b, row0 + warp_row, j * kKeys);
     softmax.step(s, o, p.scale);
     product_nn<kD>(o, s, lane_address<kD>(stage + F::kKeyBytes, 0), 0);
   }

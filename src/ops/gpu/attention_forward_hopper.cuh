@@ -49,7 +49,7 @@ __device__ inline bool find(const ForwardParams& p, int at, RowTile& t) {
   int tile, head;
   p.schedule.pick(at, &tile, &head);
   t.b = head / p.H, t.h = head % p.H, t.row0 = tile * F::kRows;
-  t.last = (min(t.row0 + F::kRows, p.T) - 1) / F::kKeys, t.first = max(0, t.row0 - p.mask.window + 1) / F::kKeys;
+  t.last = (min(t.row0 + F::kRows, p.T) - 1) / F::kKeys, t.first = p.mask.keys_of(t.b, t.row0).begin / F::kKeys;
   return true;
 }
 

@@ -77,7 +77,8 @@ struct Strips {  // the strips that a warpgroup computes, one of each row tile
   __device__ void compute(const RowTile& t) {
     const int row0 = t.row0 + group * kStrip;
     const int last = min(t.last, (row0 + kStrip - 1) / F::kKeys);
-    const int first = min(last, max(0, row0 - p.mask.window + 1) / F::kKeys);  // min: for rows beyond T
+    const int first = min(last, p.mask.keys_of(t.b, row0).begin / F::kKeys);        // min: for rows beyond T
+    const int seen_by_all = uniform(p.mask.keys_of(t.b, row0 + kStrip - 1).begin);  // keys from here to the diagonal
     for (int n = t.last; n > last; --n) skip();
     const uint64_t q = descriptor(shared + group * F::kStripBytes, false);
     float o[F::kD / 2] = {}, s[F::kKeys / 2];
@@ -91,8 +92,8 @@ struct Strips {  // the strips that a warpgroup computes, one of each row tile
     wgmma_wait<0>();
     hold(s);
     release(k.next());
-    hide<Side::after>(s, row0 + warp_row, last * F::kKeys, 0);
-    hide_before_window(s, row0, last);
+    hide_after(s, row0 + warp_row, last * F::kKeys);
+    if (last * F::kKeys < seen_by_all) hide_before(s, p.mask, t.b, row0 + warp_row, last * F::kKeys);
     softmax.start(s, p.scale);
     softmax.template exponentiate<0, 4>(s, p.scale);
     round_to(rounded, s);
@@ -110,7 +111,7 @@ struct Strips {  // the strips that a warpgroup computes, one of each row tile
       hold(s);
       release(k.next());
       const uint32_t values_read = v.next();
-      hide_before_window(s, row0, n);
+      if (n * F::kKeys < seen_by_all) hide_before(s, p.mask, t.b, row0 + warp_row, n * F::kKeys);
       const bool grown = softmax.step(s, p.scale);
       softmax.template exponentiate<0, F::kBefore>(s, p.scale);
       wait_after(softmax.sum[0] + softmax.sum[1]);
@@ -149,11 +150,6 @@ struct Strips {  // the strips that a warpgroup computes, one of each row tile
     turns.take(), turns.pass();
     k.wait(), release(k.next());
     v.wait(), release(v.next());
-  }
-
-  __device__ void hide_before_window(float (&s)[F::kKeys / 2], int row0, int n) const {
-    if (n * F::kKeys <= row0 + kStrip - 1 - p.mask.window)
-      hide<Side::before>(s, row0 + warp_row, n * F::kKeys, p.mask.window);
   }
 
   __device__ void store_lse(const RowTile& t, int row0, const LaggingSoftmax& softmax) const {

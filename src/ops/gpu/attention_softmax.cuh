@@ -71,16 +71,26 @@ struct LaggingSoftmax {  // of the two rows of a lane; each lane of a quad has a
   }
 };
 
-// Masks scores whose rows begin at `row` and columns at `column`: keys after a row's own position, or before its
-// window.
-enum class Side { after, before };
-template <Side kSide, int kCount>
-__device__ inline void hide(float (&s)[kCount], int row, int column, int window) {
+// Masks scores whose rows begin at `row` and columns at `column`: keys after a row's own position.
+template <int kCount>
+__device__ inline void hide_after(float (&s)[kCount], int row, int column) {
   const int lane = int(threadIdx.x) % 32, own = row + lane / 4 - (column + lane % 4 * 2);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int c = i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
-    if (kSide == Side::after ? c > own : c <= own - window) s[i] = -INFINITY;
+  for (int i = 0; i < kCount; ++i)
+    if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > own) s[i] = -INFINITY;
+}
+// Keys before the first one that a row attends to.
+template <int kCount>
+__device__ inline void hide_before(float (&s)[kCount], const Mask& mask, int b, int row, int column) {
+  const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first = mask.keys_of(b, row + half * 8 + lane / 4).begin - (column + lane % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (j * 8 + i < first) s[4 * j + 2 * half + i] = -INFINITY;
   }
 }
 

@@ -194,17 +194,19 @@ __device__ inline void store_rows(const float (&c)[kM][kN][4], Factor&& factor, 
 }
 
 // Sets masked scores of a tile to `hidden`. The rows of the tile are queries, or keys if it is transposed.
-template <Rows kRows = Rows::queries, int kM, int kN>
-__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int row0, int column0, float hidden = -INFINITY) {
+template <Rows kRows, int kM, int kN>
+__device__ void apply(const Mask& mask, float (&s)[kM][kN][4], int b, int row0, int column0, float hidden = -INFINITY) {
   const int lane = int(threadIdx.x) % 32;
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
-    for (int n = 0; n < kN; ++n)
+    for (int half = 0; half < 2; ++half) {
+      const Span seen = mask.columns_of<kRows>(b, row0 + m * 16 + half * 8 + lane / 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = row0 + m * 16 + i / 2 * 8 + lane / 4, column = column0 + n * 8 + 2 * (lane % 4) + i % 2;
-        if (!(kRows == Rows::queries ? mask.sees(row, column) : mask.sees(column, row))) s[m][n][i] = hidden;
-      }
+      for (int n = 0; n < kN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (!seen.contains(column0 + n * 8 + 2 * (lane % 4) + i)) s[m][n][2 * half + i] = hidden;
+    }
 }
 }  // namespace octet::BACKEND
