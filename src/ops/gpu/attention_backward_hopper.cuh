@@ -50,8 +50,7 @@ struct BackwardForm {
   static constexpr int kStagesAt = 2 * kOwnBytes, kRowsAt = kStagesAt + kStages * 2 * kStreamedBytes;
   static constexpr int kBarriersAt = kRowsAt + kStages * kRowsBytes;
   static constexpr int kSharedBytes = kBarriersAt + 16 * kStages + 8 + 1024;  // 1024: for alignment
-  // A warpgroup that skips hidden tiles (up to kGroups - 1 of them) still holds the stage of its last visible one.
-  static_assert(kSharedBytes <= 232448 && kStages >= kGroups);
+  static_assert(kSharedBytes <= 232448 && kStages >= 2);  // a warpgroup waits for a tile while it holds the last one
 };
 
 template <class F>
@@ -114,11 +113,14 @@ __device__ inline void load_streamed(const Shared<F>& shared, const Ring<F::kSta
 
 // ---- the consumers
 // Moves a warpgroup's cursor to its next visible tile; releases the stages of tiles that the mask hides from its rows.
+// busy: the stage that products under way may still read, or -1. It is released before any hidden tile: the producer
+// may need it to go on.
 template <class F, class Cursor>
-__device__ inline bool find_visible(const Shared<F>& shared, Cursor& cursor) {
+__device__ inline bool find_visible(const Shared<F>& shared, Cursor& cursor, int& busy) {
   for (; cursor.more(); cursor.step()) {
     mbarrier_wait(shared.full(cursor.ring.stage), cursor.ring.parity);
     if (cursor.visible()) return true;
+    if (busy >= 0) wgmma_wait<0>(), shared.release(busy), busy = -1;
     shared.release(cursor.ring.stage);
   }
   return false;

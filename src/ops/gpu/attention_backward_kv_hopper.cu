@@ -101,7 +101,7 @@ struct KeyTile {
   __device__ void contract(const Shared<F>& shared, int row, uint32_t own, float (&dk)[F::kD / 2],
                            float (&dv)[F::kD / 2]) const {
     constexpr int kStreamed = F::kStreamed;
-    static_assert(kStreamed == 64 && F::kStages > F::kGroups);  // it also skips tiles where the next head's begin
+    static_assert(kStreamed == 64);
     const BackwardParams& p = x.p;
     const float scale = p.scale * kLog2e;
     const OwnRows<F, (F::kKept > 0)> k(own);
@@ -110,7 +110,7 @@ struct KeyTile {
     Cursor<F> cursor{p.mask.columns_of_tile<Rows::keys>(b, row, 64), ring, first, tiles, tiles * (p.H / p.G)};
     int busy = -1;  // the stage that the products of the last tile read
 #pragma unroll 2
-    while (find_visible(shared, cursor)) {
+    while (find_visible(shared, cursor, busy)) {
       const int stage = uniform(ring.stage), query0 = cursor.query0();
       const uint32_t q = shared.streamed(stage), d_o = q + F::kStreamedBytes,
                      rows = shared.rows(stage) + threadIdx.x % 4 * 8;

@@ -115,7 +115,7 @@ struct QueryTile {
     Cursor<F> cursor{p.mask.columns_of_tile<Rows::queries>(b, row, 64), first, last};
     int busy = -1;  // the stage that the products of the last tile read
 #pragma unroll 2
-    while (find_visible(shared, cursor)) {
+    while (find_visible(shared, cursor, busy)) {
       const int stage = uniform(cursor.ring.stage), key0 = cursor.tile * kStreamed;
       const uint32_t k = shared.streamed(stage), v = k + F::kStreamedBytes;
       float s[kStreamed / 2], dp[kParts][32];
