@@ -12,8 +12,8 @@ struct AttentionForward {
 void native_attention_forward(Stream&, const AttentionForward&, const Attention&);
 void native_attention_backward(Stream&, const AttentionBackward&, const Attention&);
 
-// bf16, no window, no documents. cudnn_has_...: builds and keeps the plan of this shape; false if cuDNN has none for it, or if this
-// is a build without cuDNN.
+// bf16, no window, no documents. cudnn_has_...: builds and keeps the plan of this shape; false if cuDNN has none for
+// it, or if this is a build without cuDNN.
 bool cudnn_has_forward(Device&, const Attention&);
 bool cudnn_has_backward(Device&, const Attention&);
 void cudnn_attention_forward(Stream&, const AttentionForward&, const Attention&);
