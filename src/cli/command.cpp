@@ -8,9 +8,9 @@
 namespace octet {
 
 std::vector<Command> commands() {
-  return {train_command(),  plan_command(),       tokenizer_command(), tokenize_command(), import_command(),
-          export_command(), inspect_command(),    verify_command(),    eval_command(),     generate_command(),
-          bench_command(),  completion_command(), help_command()};
+  return {train_command(),    plan_command(),   tokenizer_command(),  tokenize_command(), convert_command(),
+          import_command(),   export_command(), inspect_command(),    verify_command(),   eval_command(),
+          generate_command(), bench_command(),  completion_command(), help_command()};
 }
 
 int run_command(const std::vector<std::string>& words, Host* mpi) {

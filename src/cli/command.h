@@ -63,6 +63,7 @@ Command train_command();
 Command plan_command();
 Command tokenizer_command();
 Command tokenize_command();
+Command convert_command();
 Command import_command();
 Command export_command();
 Command inspect_command();

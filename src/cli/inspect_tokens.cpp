@@ -95,9 +95,11 @@ void print_tokens(const json& r) {
   print_field("vocabulary", commas(r["vocab_size"]));
   print_field("tokenizer", r["tokenizer"].is_null() ? "unknown" : r["tokenizer"].get<std::string>());
   const double tokens = std::max(1., r["tokens"].get<double>());
+  const double text_bytes = r["source_bytes"].get<double>();
   char ratio[32];
-  std::snprintf(ratio, sizeof ratio, "%.2f", r["source_bytes"].get<double>() / tokens);
-  print_field("text", concat(human_bytes(r["source_bytes"].get<double>()), ", ", ratio, " bytes a token"));
+  std::snprintf(ratio, sizeof ratio, "%.2f", text_bytes / tokens);
+  print_field("text",
+              text_bytes == 0 ? "of unknown size" : concat(human_bytes(text_bytes), ", ", ratio, " bytes a token"));
   const auto edge = [](const json& id) { return id.is_null() ? std::string("none") : id.dump(); };
   print_field("each document", concat("begins with ", edge(r["bos_id"]), ", ends with ", edge(r["eos_id"])));
   print_field("file", human_bytes(r["bytes"].get<double>()) +

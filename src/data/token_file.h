@@ -76,6 +76,7 @@ class TokenFileWriter {
   void begin_document();  // counts once it has a token
   void append(std::span<const int32_t> tokens);
   void add_source_bytes(int64_t bytes) { header_.source_bytes += uint64_t(bytes); }
+  void set_flags(uint32_t flags) { header_.flags = flags; }  // where only the tokens show what is true of all documents
   void finish();
   const TokenFileHeader& header() const { return header_; }
 
