@@ -52,7 +52,8 @@ Sampling sampling_of(const Arguments& arguments) {
   return s;
 }
 
-// Text as it grows: what later tokens may still change (a character of several bytes, a space) is held back.
+// Text as it grows: what later tokens may still change (a character of several bytes, a space) is held back. With byte
+// fallback that is all of neighbouring bytes: one invalid byte among them makes each U+FFFD.
 class Stream {
  public:
   Stream(const Tokenizer& tokenizer, std::span<const int32_t> prompt)
@@ -68,6 +69,8 @@ class Stream {
 
  private:
   std::string rest(bool last) {
+    if (!last && ids_.back() < tokenizer_.vocab_size() && tokenizer_.kind(ids_.back()) == Tokenizer::Kind::byte)
+      return {};
     const std::string before = text(known_), now = text(ids_.size());
     if (now.ends_with("\xef\xbf\xbd") && !last) return {};  // U+FFFD: the bytes of a character so far
     const auto differs = std::mismatch(before.begin(), before.end(), now.begin(), now.end()).second;

@@ -92,8 +92,8 @@ int run_import(const Arguments& arguments, Host*) {
   std::error_code none;
   for (const char* name : kTokenizerFiles)
     if (fs::exists(from / name, none)) copy_file_to(from / name, staged.path());
-  // Our config.json has room for one end of text.
-  if (fs::exists(from / "generation_config.json", none) || end_ids(from).size() > 1)
+  const size_t ends = end_ids(from).size();  // our config.json has room for one end of text
+  if (fs::exists(from / "generation_config.json", none) || ends > 1)
     write_generation_config(from, model, staged.path());
   write_weights(staged.path() / "model.safetensors", weights, parameters, layout);
   write_state(staged.path(), model, dtype_of(weights, parameters));

@@ -39,7 +39,7 @@ double got(const VerifyLine& line) {
   return line.measure == "absolute" ? line.absolute : line.measure == "relative" ? line.relative : line.metric;
 }
 
-void print_table(const std::vector<VerifyLine>& lines) {
+void print_table(const std::vector<VerifyLine>& lines, const std::vector<std::string>& absent) {
   size_t width = 4, bad = 0;
   const VerifyLine* worst = nullptr;
   for (const VerifyLine& line : lines) width = std::max(width, line.what.size());
@@ -50,12 +50,13 @@ void print_table(const std::vector<VerifyLine>& lines) {
     bad += !l.ok;
     if (!worst || !(got(l) / l.tolerance <= got(*worst) / worst->tolerance)) worst = &l;
   }
+  for (const std::string& part : absent) std::printf("%s: not in the file, not compared\n", part.c_str());
   if (!worst) return;
   std::printf("%zu values compared, %zu beyond tolerance; the worst, %s, is at %.3g of its tolerance: %s\n",
               lines.size(), bad, worst->what.c_str(), got(*worst) / worst->tolerance, bad ? "FAIL" : "ok");
 }
 
-void print_json(const std::vector<VerifyLine>& lines, bool ok) {
+void print_json(const std::vector<VerifyLine>& lines, const std::vector<std::string>& absent, bool ok) {
   json list = json::array();
   for (const VerifyLine& l : lines)
     list.push_back({{"what", l.what},
@@ -65,7 +66,7 @@ void print_json(const std::vector<VerifyLine>& lines, bool ok) {
                     {"measure", l.measure},
                     {"tolerance", l.tolerance},
                     {"ok", l.ok}});
-  std::printf("%s\n", json{{"ok", ok}, {"lines", list}}.dump().c_str());
+  std::printf("%s\n", json{{"ok", ok}, {"lines", list}, {"absent", absent}}.dump().c_str());
 }
 
 int verify(const Arguments& arguments, Host* mpi) {
@@ -87,8 +88,10 @@ int verify(const Arguments& arguments, Host* mpi) {
   bool ok = !lines.empty();
   for (const VerifyLine& line : lines) ok = ok && line.ok;
   if (!mpi || mpi->rank() == 0) {
-    if (arguments.has("json")) print_json(lines, ok);
-    else print_table(lines);
+    const std::vector<std::string> absent =
+        request.expected.empty() ? std::vector<std::string>{} : absent_parts(request.expected);
+    if (arguments.has("json")) print_json(lines, absent, ok);
+    else print_table(lines, absent);
   }
   return ok ? 0 : kCheckFailed;
 }
@@ -96,21 +99,28 @@ int verify(const Arguments& arguments, Host* mpi) {
 }  // namespace
 
 Command verify_command() {
-  return {.name = "verify",
-          .usage = "HF_DIR [EXPECTED.safetensors] [section.key=value ...] [OPTIONS]",
-          .summary = "compare logits, loss, gradients and training steps with reference values",
-          .options = {{"trajectory", "T.json", "also train and compare every step (batches in T.safetensors)"},
-                      {"device", "auto|cpu|cuda", "where to compute", "auto"},
-                      {"dtype", "fp32|bf16|fp16", "storage type of weights and activations", "fp32"},
-                      kRanksOption,
-                      {"json", "", "print the comparison as JSON"}},
-          .more =
-              "HF_DIR is a model as transformers saves it. Without files of expected values its own\n"
-              "expected.safetensors and trajectory.json are taken. Exit code 1: something is beyond its tolerance.\n\n"
-              "  octet verify tests/golden/llama-gqa\n"
-              "  octet verify model model/expected.safetensors --trajectory model/trajectory.json --dtype bf16\n"
-              "  octet verify model expected.safetensors --ranks 2 parallel.zero_stage=3\n",
-          .run = verify};
+  return {
+      .name = "verify",
+      .usage = "HF_DIR [EXPECTED.safetensors] [section.key=value ...] [OPTIONS]",
+      .summary = "compare logits, loss, gradients and training steps with reference values",
+      .options = {{"trajectory", "T.json", "also train and compare every step (batches in T.safetensors)"},
+                  {"device", "auto|cpu|cuda", "where to compute", "auto"},
+                  {"dtype", "fp32|bf16|fp16", "storage type of weights and activations", "fp32"},
+                  kRanksOption,
+                  {"json", "", "print the comparison as JSON"}},
+      .more =
+          "HF_DIR is a model as transformers saves it. Without files of expected values its own\n"
+          "expected.safetensors and trajectory.json are taken. Exit code 1: something is beyond its tolerance.\n"
+          "EXPECTED holds input_ids [B,T] (int32) and logits [B,T,V] of the other program, and what else is to be\n"
+          "compared: loss [1] and grad.PARAMETER of each, both with labels [B,T]: the target of each position, -100\n"
+          "where none counts; of a Mixtral router_logits [L,BT,E] and aux_loss [1]. In Python:\n\n"
+          "  ids = torch.randint(0, model.config.vocab_size, (2, 64))\n"
+          "  safetensors.torch.save_file({\"input_ids\": ids.int(), \"logits\": model(ids).logits.float()},\n"
+          "                              \"expected.safetensors\")\n\n"
+          "  octet verify tests/golden/llama-gqa\n"
+          "  octet verify model model/expected.safetensors --trajectory model/trajectory.json --dtype bf16\n"
+          "  octet verify model expected.safetensors --ranks 2 parallel.zero_stage=3\n",
+      .run = verify};
 }
 
 }  // namespace octet

@@ -37,15 +37,24 @@ void check_expected(const std::string& path, const ModelConfig& model) {
   const Shape ids = file.at("input_ids").shape;  // [B, T]
   if (ids.size() != 2 || ids[0] < 1) bad_input(path, ": input_ids has the shape ", to_string(ids), "; expected [B, T]");
   check_length(file, ids[1], model);
-  expect_shape(file, "labels", ids);
   expect_shape(file, "logits", {ids[0], ids[1], model.vocab_size});
-  expect_shape(file, "loss", {1});
-  if (model.num_experts) {
-    expect_shape(file, "router_logits", {model.num_layers, ids[0] * ids[1], model.num_experts});
-    expect_shape(file, "aux_loss", {1});
-  }
   check_ids(file, "input_ids", model.vocab_size);
-  check_ids(file, "labels", model.vocab_size);
+  const auto optional = [&](const char* name, const Shape& shape) {
+    if (file.find(name)) expect_shape(file, name, shape);
+  };
+  optional("labels", ids);
+  optional("loss", {1});
+  if (model.num_experts) {
+    optional("router_logits", {model.num_layers, ids[0] * ids[1], model.num_experts});
+    optional("aux_loss", {1});
+  }
+  const std::vector<std::string> absent = absent_parts(path);
+  if (file.find("labels")) {
+    check_ids(file, "labels", model.vocab_size);
+  } else if (absent.size() < 2) {
+    bad_input(path, " has ", absent.empty() || absent[0] != "loss" ? "a loss" : "gradients", " but no labels: add the ",
+              "target of each position, [B, T], -100 where none counts");
+  }
 }
 
 void check_trajectory(const std::string& path, const ModelConfig& model) {
@@ -78,6 +87,15 @@ void check_trajectory(const std::string& path, const ModelConfig& model) {
 }
 
 }  // namespace
+
+std::vector<std::string> absent_parts(const std::string& path) {
+  const SafetensorsFile file(path);
+  std::vector<std::string> absent;
+  if (!file.find("loss")) absent.push_back("loss");
+  if (std::ranges::none_of(file.entries(), [](const auto& entry) { return entry.name.starts_with("grad."); }))
+    absent.push_back("gradients");
+  return absent;
+}
 
 void check_form(const VerifyRequest& request, const ModelConfig& model) {
   if (!request.expected.empty()) check_expected(request.expected, model);

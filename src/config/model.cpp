@@ -59,7 +59,7 @@ class FieldReader {  // brings one source of fields into the options' names and 
       : options_(options), where_(where), from_transformers_(from_transformers) {}
 
   void read(const json& given, const std::vector<std::string>& others = {}) {
-    const json fields = as_llama(given);
+    const json fields = as_octet(given);
     if (!fields.is_object()) {
       const std::string name = *options_.name() ? concat(options_.name(), ": ") : "";
       bad_input(where_, ": ", name, "expected an object, got ", show(fields));
@@ -85,14 +85,19 @@ class FieldReader {  // brings one source of fields into the options' names and 
     if (!from_transformers_) options_.require(key, where_, others);
     // transformers writes switched-off features of later versions too.
     const bool off = value.is_null() || value == false || (value.is_structured() && value.empty());
+    if (!off && key == "quantization_config")
+      refuse(key, value, "its weights are quantised; take the model in bf16, fp16 or fp32");
     if (!off)
       bad_input(where_, ": ", options_.path(key), ": unknown field with the value ", show(value),
                 "; remove it if the model is the same without it");
   }
 
-  // Mistral is Llama with a window; these are the defaults of its class that are not Llama's.
-  static json as_llama(json fields) {
-    if (!fields.is_object() || !fields.contains("model_type") || fields["model_type"] != "mistral") return fields;
+  // Mistral is Llama with a window; these are the defaults of its class that are not Llama's. The classes of Llama do
+  // not look at a window.
+  json as_octet(json fields) const {
+    if (!fields.is_object() || !fields.contains("model_type")) return fields;
+    if (from_transformers_ && fields["model_type"] == "llama") fields.erase("sliding_window");
+    if (fields["model_type"] != "mistral") return fields;
     fields["model_type"] = "llama";
     for (const auto& [key, value] :
          {std::pair{"num_key_value_heads", 8}, {"max_position_embeddings", 131072}, {"sliding_window", 4096}})

@@ -141,6 +141,8 @@ void SafetensorsFile::read_header() {
   uint64_t n = 0;
   if (bytes.size() < sizeof n) damaged(path(), "it has only ", bytes.size(), " bytes");
   std::memcpy(&n, bytes.data(), sizeof n);
+  if (bytes.starts_with("version https://git-lfs"))
+    bad_input("'", path().string(), "' is a pointer of Git LFS, not the weights: run git lfs pull in its folder");
   if (n > kMaxHeader) damaged(path(), "its header would have ", n, " bytes, more than the format allows");
   if (n > bytes.size() - sizeof n)
     damaged(path(), "its header would have ", n, " bytes, but only ", bytes.size() - sizeof n, " follow");
@@ -244,6 +246,32 @@ void SafetensorsFile::read(const Entry& e, int64_t first, int64_t count, int32_t
   convert(e, first, count, dst);
 }
 
+// What a folder holds in the place of the files that are read, and what to do.
+static std::string weights_instead(const fs::path& folder) {
+  const auto find = [&](const char* begin, std::initializer_list<const char*> ends) {
+    std::string found;  // the first by name
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(folder, none)) {
+      const std::string name = entry.path().filename().string();
+      const bool fits =
+          name.starts_with(begin) && std::ranges::any_of(ends, [&](auto end) { return name.ends_with(end); });
+      if (fits && (found.empty() || name < found)) found = name;
+    }
+    return found;
+  };
+  if (!find("pytorch_model", {".bin", ".bin.index.json"}).empty())
+    return "it holds pickled weights; save the model with save_pretrained(..., safe_serialization=True)";
+  if (const std::string name = find("model-", {".safetensors"}); !name.empty())
+    return "it holds shards, '" + name + "', without that index; copy or download it too";
+  if (const std::string name = find("", {".pth", ".gguf"}); !name.empty())
+    return "'" + name + "' is of another program; take the model as transformers saves it";
+  if (const std::string name = find("consolidated", {".safetensors"}); !name.empty())
+    return "'" + name + "' is the publisher's own form; take the model as transformers saves it";
+  if (const std::string name = find("", {".safetensors"}); !name.empty())
+    return "if '" + name + "' is the whole model, rename it";
+  return "name a folder in which transformers has saved a model";
+}
+
 SafetensorsModel::SafetensorsModel(const fs::path& folder_or_file) : path_(folder_or_file) {
   std::error_code ignored;
   if (!fs::exists(path_, ignored))
@@ -259,11 +287,8 @@ SafetensorsModel::SafetensorsModel(const fs::path& folder_or_file) : path_(folde
   } else if (fs::exists(index, ignored)) {
     read_index(index);
   } else {
-    const bool torch =
-        fs::exists(path_ / "pytorch_model.bin", ignored) || fs::exists(path_ / "pytorch_model.bin.index.json", ignored);
-    bad_input("'", path_.string(), "' has neither model.safetensors nor model.safetensors.index.json: ",
-              torch ? "it holds pickled weights; save the model with save_pretrained(..., safe_serialization=True)"
-                    : "name a folder in which transformers has saved a model");
+    bad_input("'", path_.string(),
+              "' has neither model.safetensors nor model.safetensors.index.json: ", weights_instead(path_));
   }
 }
 

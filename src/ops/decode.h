@@ -52,7 +52,9 @@ inline void normed_product_unfused(Stream& s, const NormedProduct& a) {  // the 
 }
 void advance(Stream&, Tensor position /*(B) i32 +=*/);  // by one
 
-// index[n] = argmax of x[n, 0 .. vocabulary); of equal values the lowest index
-void argmax(Stream&, Tensor index /*(N) i32*/, Tensor x /*(N,V) wide*/, int64_t vocabulary);
+// index[n] = argmax of x[n, 0 .. vocabulary), of equal values the lowest index; largest[n] = that value. Where one of
+// the values is NaN, so is the largest, and the index is any below vocabulary.
+void argmax(Stream&, Tensor index /*(N) i32*/, Tensor largest /*(N) wide*/, Tensor x /*(N,V) wide*/,
+            int64_t vocabulary);
 
 }  // namespace octet::BACKEND

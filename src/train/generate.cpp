@@ -1,6 +1,7 @@
 // octet generate: prompts in batches; of each, tokens until a stop token or an end of length.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "data/sampler.h"
@@ -30,7 +31,8 @@ class Chooser {
         options_(options),
         vocabulary_(g.session.config.model.vocab_size),
         arrived_(g.session.device),
-        home_(pinned_alloc(size_t(most) * sizeof(int32_t))) {}
+        home_(pinned_alloc(size_t(most) * sizeof(int32_t))),
+        home_of_largest_(pinned_alloc(size_t(most) * sizeof(double))) {}
   bool on_device() const { return options_.greedy(); }
   void begin(size_t first, Generator::Prompts prompts) {
     samplers_.clear();
@@ -40,8 +42,10 @@ class Chooser {
     Stream& s = generator_.session.stream;
     const Tensor out = generator_.new_tokens();
     if (on_device()) {
-      argmax(s, out, logits, vocabulary_);
+      const Tensor largest = generator_.largest();
+      argmax(s, out, largest, logits, vocabulary_);
       copy_to_host(s, tokens(), out.data, out.bytes());
+      copy_to_host(s, home_of_largest_.get(), largest.data, largest.bytes());
     } else {
       visit<double, float>(logits.dtype, [&]<class R>() { draw<R>(logits); });
       copy_to_device(s, out.data, tokens(), out.bytes());
@@ -50,10 +54,21 @@ class Chooser {
   }
   std::span<const int32_t> chosen() {  // last
     arrived_.synchronize();
+    if (on_device())
+      visit<double, float>(generator_.largest().dtype, [&]<class R>() {
+        for (int64_t b = 0; b < generator_.sequences(); ++b)
+          require_finite(static_cast<const R*>(home_of_largest_.get())[b]);
+      });
     return {tokens(), size_t(generator_.sequences())};
   }
 
  private:
+  void require_finite(double logit) const {
+    if (!std::isfinite(logit))
+      bad_input("the model's logits are not finite (", logit,
+                "), so that no token is likelier than another: its weights ", "hold NaN or Inf, or values overflow in ",
+                name_of(generator_.session.config.precision.param_dtype), " (see --dtype)");
+  }
   template <class R>
   void draw(Tensor logits) {
     if (room_ < logits.bytes()) logits_.reset(pinned_alloc(room_ = logits.bytes()));
@@ -62,6 +77,8 @@ class Chooser {
     generator_.session.stream.synchronize();
     for (size_t b = 0; b < samplers_.size(); ++b) {
       const std::span<R> row(values + int64_t(b) * logits.cols(), size_t(vocabulary_));  // without padding
+      for (const R x : row)
+        if (!(x < INFINITY)) require_finite(x);
       if constexpr (std::is_same_v<R, float>) {
         tokens()[b] = samplers_[b].next(row);
       } else {
@@ -80,7 +97,7 @@ class Chooser {
   const Sampling& options_;
   int64_t vocabulary_;
   Event arrived_;
-  Pinned home_, logits_;  // tokens, and what is drawn from
+  Pinned home_, home_of_largest_, logits_;  // tokens, their logits (wide), and what is drawn from
   size_t room_ = 0;
   std::vector<float> row_;
   std::vector<Sampler> samplers_;

@@ -21,6 +21,7 @@ Generator::Generator(const RunConfig& c, Host& host, const PlanResult& plan, int
   tokens_ = persistent.alloc(DType::i32, {B * prompt});
   rows_ = persistent.alloc(DType::i32, {B});
   new_tokens_ = persistent.alloc(DType::i32, {B});
+  largest_ = persistent.alloc(wide(c.precision.param_dtype), {B});
 }
 
 Context Generator::context(int64_t T) {

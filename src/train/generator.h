@@ -18,6 +18,7 @@ class Generator {
   Tensor next(Tensor tokens);  // (B) i32 on the device, the next of each sequence -> (B,V): logits of what follows
   int64_t sequences() const { return cache_.sequences(); }
   Tensor new_tokens() const { return new_tokens_.part(0, {sequences()}); }  // (B) i32: a place for next()'s argument
+  Tensor largest() const { return largest_.part(0, {sequences()}); }        // (B) wide: a place for argmax's
   Session session;
 
  private:
@@ -26,6 +27,7 @@ class Generator {
   Recording step_;
   Tensor stepped_{}, logits_{};        // what the recorded step reads and gives
   Tensor tokens_, rows_, new_tokens_;  // (B,T), (B): each prompt's last row, (B), all i32
+  Tensor largest_;
 };
 
 }  // namespace octet::BACKEND

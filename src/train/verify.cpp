@@ -60,6 +60,13 @@ class Report {
 };
 using Limit = Report::Limit;
 
+// Rounding grows with the values: of logits above 1 the tolerance is that part of the largest.
+std::pair<Limit, double> of_largest(const std::vector<double>& reference, double tolerance) {
+  double largest = 1;
+  for (const double x : reference) largest = std::max(largest, std::abs(x));
+  return {Limit::absolute, tolerance * largest};
+}
+
 // Device memory that no plan knows of.
 class Extra {
  public:
@@ -89,6 +96,12 @@ class RouterCheck {
   RouterCheck(Session& s, const SafetensorsFile& expected, int64_t rows, bool bf16)
       : session_(s), choice_(s, DType::f32, shape_of(s, rows)), losses_(s, DType::f64, {2}), forced_(bf16) {
     if (!s.config.model.num_experts) return;
+    if (!expected.find("router_logits")) {
+      if (forced_)
+        bad_input(expected.path().string(), " has no router_logits, by which tokens go to the reference's experts in ",
+                  "half precision: verify with --dtype fp32, or add them");
+      return;
+    }
     want_ = expected.read_all<double>("router_logits");
     CHECK(int64_t(want_.size()) == choice_.tensor.numel(), "router_logits: ", want_.size(), " values for ",
           choice_.tensor.shape);
@@ -101,6 +114,7 @@ class RouterCheck {
   }
   Routers observed() {
     Routers r = routers();
+    if (want_.empty()) return r;
     r.observe = [this](int64_t layer, Tensor logits) {
       const auto got = to_host(session_.stream, logits);
       for (size_t i = 0; i < got.size() && session_.host.rank() == 0; ++i)
@@ -108,7 +122,9 @@ class RouterCheck {
     };
     return r;
   }
-  const Comparison& logits() const { return logits_; }
+  void report(Report& report) const {
+    if (!want_.empty()) report.line("router logits", logits_, of_largest(want_, 1e-5), {Limit::metric, 5e-4});
+  }
   double loss() { return to_host(session_.stream, losses_.tensor)[0]; }
 
  private:
@@ -125,54 +141,28 @@ class RouterCheck {
 
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
-// Every rank computes the whole reference batch; R copies of it over R times the targets have its loss and gradients.
-void check_expected(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request,
-                    Report& report) {
-  const SafetensorsFile expected(request.expected);
-  const auto& ids = expected.at("input_ids");
-  if (ids.shape.size() != 2)
-    bad_input(request.expected, ": input_ids has the shape ", to_string(ids.shape), "; expected [B, T]");
-  Batch batch{.tokens = expected.read_all<int32_t>("input_ids"),
-              .targets = expected.read_all<int32_t>("labels"),
-              .batch = ids.shape[0],
-              .seq_len = ids.shape[1]};
-  RunConfig config = base;
-  config.training.seq_len.set(batch.seq_len);
-  config.training.micro_batch_size.set(batch.batch);
-  config.training.global_batch_size.set(batch.batch * host.size());
-  Session s(config, host, planner(config), Purpose::train, options_for(config, host));
-  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+// Where the reference's gradient of our parameter lies: under its own name (transformers 4), or as transformers 5 calls
+// and merges it.
+Slice gradient_of(const SafetensorsFile& expected, const std::string& name, int64_t numel) {
+  if (expected.find("grad." + name)) return {"grad." + name, 0, numel};
+  return find_expected_gradient(name, numel);
+}
 
-  const int64_t V = config.model.vocab_size;
-  const auto want = expected.read_all<double>("logits");
-  Comparison logits;
-  const bool experts = config.model.num_experts > 0;
-  RouterCheck routers(s, expected, batch.batch * batch.seq_len, is_half(config));
-  Context e = s.context(Pass::evaluate);
-  if (experts) e.routers = routers.observed();
-  s.model.logits(e, s.upload(batch), [&](int64_t first, Tensor rows) {
-    const auto got = to_host(s.stream, rows);
-    for (int64_t n = 0; n < rows.rows() && host.rank() == 0; ++n)
-      for (int64_t v = 0; v < V; ++v) logits.add(got[size_t(n * rows.cols() + v)], want[size_t((first + n) * V + v)]);
-  });
-  report.line("logits", logits, {Limit::absolute, 1e-5}, {Limit::metric, 5e-4});
-  if (experts) report.line("router logits", routers.logits(), {Limit::absolute, 1e-5}, {Limit::metric, 5e-4});
-  const Samples samples{[&](int64_t, int64_t) { return batch; }, {}};
-  const double loss = s.loss(samples, 0, batch.batch * host.size());
-  report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
-
+void check_gradients(Session& s, Host& host, const SafetensorsFile& expected, const Batch& batch, RouterCheck& routers,
+                     Report& report) {
   const double valid =
       double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
   const Tensor total = s.loss_total();
   s.params.zero_gradients(s.stream);
   fill_zero(s.stream, total);
   Context c = s.context(Pass::train);
-  if (experts) c.routers = routers.routers();
+  if (s.config.model.num_experts) c.routers = routers.routers();
   s.model.train(c, s.upload(batch), total, 1 / (valid * host.size()));
   s.params.wait_for_gradients(s.stream);
-  if (experts) report.scalar("aux loss", routers.loss(), expected.read_all<double>("aux_loss")[0], 1e-5, 1e-2);
+  if (s.config.model.num_experts && expected.find("aux_loss"))
+    report.scalar("aux loss", routers.loss(), expected.read_all<double>("aux_loss")[0], 1e-5, 1e-2);
   s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
-    const Slice where = find_expected_gradient(name, shape.numel());
+    const Slice where = gradient_of(expected, name, shape.numel());
     const auto& entry = expected.at(where.name);
     const auto got = to_host(s.stream, l.grad);
     const int64_t held =
@@ -185,16 +175,56 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   });
 }
 
+// Every rank computes the whole reference batch; R copies of it over R times the targets have its loss and gradients.
+// Of what the file holds besides ids and logits, all is compared.
+void check_expected(const RunConfig& base, Host& host, const Planner& planner, const VerifyRequest& request,
+                    Report& report) {
+  const SafetensorsFile expected(request.expected);
+  const auto& ids = expected.at("input_ids");
+  if (ids.shape.size() != 2)
+    bad_input(request.expected, ": input_ids has the shape ", to_string(ids.shape), "; expected [B, T]");
+  Batch batch{.tokens = expected.read_all<int32_t>("input_ids"), .batch = ids.shape[0], .seq_len = ids.shape[1]};
+  batch.targets.assign(batch.tokens.size(), kIgnore);
+  if (expected.find("labels")) batch.targets = expected.read_all<int32_t>("labels");
+  RunConfig config = base;
+  config.training.seq_len.set(batch.seq_len);
+  config.training.micro_batch_size.set(batch.batch);
+  config.training.global_batch_size.set(batch.batch * host.size());
+  Session s(config, host, planner(config), Purpose::train, options_for(config, host));
+  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+
+  const int64_t V = config.model.vocab_size;
+  const auto want = expected.read_all<double>("logits");
+  Comparison logits;
+  RouterCheck routers(s, expected, batch.batch * batch.seq_len, is_half(config));
+  Context e = s.context(Pass::evaluate);
+  if (config.model.num_experts) e.routers = routers.observed();
+  s.model.logits(e, s.upload(batch), [&](int64_t first, Tensor rows) {
+    const auto got = to_host(s.stream, rows);
+    for (int64_t n = 0; n < rows.rows() && host.rank() == 0; ++n)
+      for (int64_t v = 0; v < V; ++v) logits.add(got[size_t(n * rows.cols() + v)], want[size_t((first + n) * V + v)]);
+  });
+  report.line("logits", logits, of_largest(want, 1e-5), {Limit::metric, 5e-4});
+  routers.report(report);
+  if (expected.find("loss")) {
+    const Samples samples{[&](int64_t, int64_t) { return batch; }, {}};
+    const double loss = s.loss(samples, 0, batch.batch * host.size());
+    report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
+  }
+  if (std::ranges::any_of(expected.entries(), [](const auto& entry) { return entry.name.starts_with("grad."); }))
+    check_gradients(s, host, expected, batch, routers, report);
+}
+
 // Part of the gradient of query_key_value's bias is zero but for rounding, which AdamW turns into steps of full length.
 bool is_noise(const std::string& name, const RunConfig& config) {
   return name.ends_with(".query_key_value.bias") && (config.model.parallel_residual || is_half(config));
 }
 
-// By transformers' names: a Mixtral layer's experts are two tensors there.
+// By the names of transformers 4, which are ours, or of 5, in which a Mixtral layer's experts are two tensors.
 void check_final_norms(Session& s, Host& host, const json& norms, Report& report) {
   std::map<std::string, double> squares;
   s.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
-    double& sum = squares[transformers_slice(name, shape.numel()).name];
+    double& sum = squares[norms.contains(name) ? name : transformers_slice(name, shape.numel()).name];
     if (!l.counts) return;  // of ranks that hold the same slices, the first
     for (double v : to_host(s.stream, l.master)) sum += v * v;
   });
@@ -261,9 +291,11 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
 
 }  // namespace
 
-std::vector<VerifyLine> verify_run(const RunConfig& config, Host& host, const Planner& planner,
+std::vector<VerifyLine> verify_run(const RunConfig& given, Host& host, const Planner& planner,
                                    const VerifyRequest& request) {
+  RunConfig config = given;
   Report report(host, is_half(config));
+  config.model.router_jitter = 0;  // no two programs draw the same noise
   if (!request.expected.empty()) check_expected(config, host, planner, request, report);
   const bool wanders = config.model.num_experts > 0 && is_half(config);  // tokens, to other experts
   if (!request.trajectory.empty() && !wanders) check_trajectory(config, host, planner, request, report);

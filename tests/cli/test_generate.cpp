@@ -1,5 +1,5 @@
 // octet generate as a user types it: on a checkpoint and on a folder of transformers.
-#include "cli/tensors.h"
+#include "cli/chain_model.h"
 #include "cli/tiny_run.h"
 #include "golden.h"
 
@@ -84,6 +84,21 @@ TEST_F(Generate, TextWithZeroBytesIsPrintedWhole) {
   for (size_t i = 0; i < all.size(); ++i) expected += concat("[", i + 1, "] ", all[i]["text"].get<std::string>(), "\n");
   EXPECT_TRUE(expected.find('\0') != std::string::npos) << "no zero byte was drawn: take another seed";
   EXPECT_EQ(text.out, expected);
+}
+
+TEST(GenerateFolder, LogitsThatAreNoNumbersAreAnError) {
+  const Scratch folder;
+  for (const float factor : {NAN, INFINITY}) {
+    const std::string model = chain_model(folder, {5, 6, 7}, 40, factor);
+    const auto of = [&](std::vector<std::string> more) {
+      more.insert(more.begin(), {"--prompt-ids", "5", "--max-new-tokens", "4"});
+      return says(model, more);
+    };
+    expect_refused(of({}), {"not finite", "weights", "--dtype"});
+    expect_refused(of({"--temperature", "1"}), {"not finite"});
+    expect_refused(of({"--json", "--repetition-penalty", "1.5"}), {"not finite"});
+    std::filesystem::remove_all(model);
+  }
 }
 
 TEST(GenerateFolder, IdsOfAFolderOfTransformersAreItsOwn) {

@@ -1,5 +1,6 @@
 // A tokenizer.json serves wherever a tokenizer.model does: it makes tokens, goes with checkpoints, imports and exports,
 // and turns prompts and answers of a model into ids and back.
+#include "cli/chain_model.h"
 #include "cli/tiny_run.h"
 #include "data/tokenizer.h"
 
@@ -63,6 +64,41 @@ TEST(TokenizerJson, AnotherOneIsRefusedAndInspectShowsIt) {
   expect_done(octet_says({"inspect", kLlama3}), {"tokenizer (tokenizer.json)", "405", "bos 400, eos 401"});
   expect_done(octet_says({"inspect", tokens, "--tokenizer", kNeox, "--documents", "1"}), {"marsh"});
   expect_refused(octet_says({"inspect", tiny.path("config.json")}), {"config.json", "tokenizer.json"});
+}
+
+// What bytes are depends on those behind them: printed as they come, "\u6f22" of three would be taken back by an
+// invalid fourth, which makes U+FFFD of each.
+TEST(TokenizerJson, BytesArePrintedAsTheTextOfAllTokens) {
+  const std::string files = std::string(GOLDEN) + "/tokenizers/llama2";
+  const Tokenizer tokenizer(files);
+  const auto byte = [](int32_t b) { return 3 + b; };
+  ASSERT_EQ(tokenizer.piece(byte(0xe6)), "<0xE6>");
+  const int32_t a = tokenizer.encode("a").back();
+  int32_t b = 0;
+  while (tokenizer.piece(b) != "b") ++b;
+  for (const auto& [chain, text] : std::vector<std::pair<std::vector<int32_t>, std::string>>{
+           {{a, byte(0xe6), byte(0xbc), byte(0xa2), b},
+            "\xe6\xbc\xa2"
+            "b"},
+           {{a, byte(0xe6), byte(0xbc), byte(0xa2), byte(0xff), b},
+            "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+            "b"},
+           {{a, byte(0xe6), byte(0xbc)}, "\xef\xbf\xbd\xef\xbf\xbd"},
+           {{a, byte(0xff), b},
+            "\xef\xbf\xbd"
+            "b"}}) {
+    const Scratch folder;
+    const std::string model = chain_model(folder, chain, tokenizer.vocab_size());
+    const std::string more = std::to_string(chain.size() - 1);
+    const Ran r = octet_says({"generate", model, "--device", "cpu", "--prompt", "a", "--no-bos", "--max-new-tokens",
+                              more, "--tokenizer", files});
+    expect_done(r);
+    EXPECT_EQ(r.out, text + "\n");
+    EXPECT_EQ(tokenizer.decode(chain), "a" + text);  // all at once
+    const Ran as_json = octet_says({"generate", model, "--device", "cpu", "--prompt", "a", "--no-bos",
+                                    "--max-new-tokens", more, "--tokenizer", files, "--json"});
+    EXPECT_EQ(json::parse(as_json.out)["sequences"][0]["text"], text);
+  }
 }
 
 }  // namespace octet

@@ -1,5 +1,7 @@
 // octet verify proves this program equal to transformers, and notices when it is not.
-#include "cli/run.h"
+#include <functional>
+
+#include "cli/tensors.h"
 #include "golden.h"
 
 namespace octet {
@@ -24,6 +26,33 @@ void overwrite(const std::filesystem::path& file, size_t from_end, const std::st
   write_file(file, contents);
 }
 
+// The tensors of a file under the names that `name` gives them, "" for none, multiplied by `factor` (fp32 ones).
+void rewrite(const std::filesystem::path& from, const std::filesystem::path& to,
+             const std::function<std::string(const std::string&)>& name, float factor = 1) {
+  json header = json::object();
+  std::string data;
+  for (const auto& [old, tensor] : tensors_in(from)) {
+    const std::string now = name(old);
+    if (now.empty()) continue;
+    std::string bytes = tensor.bytes;
+    for (size_t i = 0; tensor.dtype == "F32" && i < bytes.size(); i += 4) {
+      float x;
+      std::memcpy(&x, bytes.data() + i, 4);
+      x *= factor;
+      std::memcpy(bytes.data() + i, &x, 4);
+    }
+    header[now] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {data.size(), data.size() + bytes.size()}}};
+    data += bytes;
+  }
+  const std::string text = header.dump();
+  const uint64_t length = text.size();
+  write_file(to, std::string(reinterpret_cast<const char*>(&length), 8) + text + data);
+}
+std::function<std::string(const std::string&)> only(const std::vector<std::string>& kept) {
+  return [=](const std::string& name) { return std::ranges::count(kept, name) ? name : ""; };
+}
+
 }  // namespace
 
 TEST(Verify, EveryModelAgrees) {
@@ -38,9 +67,79 @@ TEST(Verify, MixtralAgrees) {
     expect_done(run(verify(model)), {"router logits", "aux loss", "step 19 aux loss", "0 beyond"});
     expect_done(run(verify(model, {"--dtype", "bf16"})), {"router logits", "aux loss", "0 beyond"});
   }
-  expect_refused(
-      octet_says({"verify", golden("mixtral-8x2"), golden("llama-gqa/expected.safetensors"), "--device", "cpu"}),
-      {"router_logits"});
+  const std::string of_llama = golden("llama-gqa/expected.safetensors");
+  expect_refused(octet_says({"verify", golden("mixtral-8x2"), of_llama, "--device", "cpu"}),
+                 {"no tensor 'grad.model.layers.0.mlp.gate.weight'"});
+  expect_refused(octet_says({"verify", golden("mixtral-8x2"), of_llama, "--device", "cpu", "--dtype", "bf16"}),
+                 {"no router_logits", "--dtype fp32"});
+}
+
+TEST(Verify, WhatTheFileHoldsIsCompared) {
+  const Scratch folder;
+  const std::string file = folder / "some.safetensors";
+  const auto verify_with = [&](const std::string& model, const std::vector<std::string>& kept,
+                               std::vector<std::string> more = {}) {
+    rewrite(golden(model + "/expected.safetensors"), file, only(kept));
+    more.insert(more.begin(), {"verify", golden(model), file, "--device", "cpu"});
+    return octet_says(more);
+  };
+  for (const std::string model : {"llama-gqa", "neox-parallel", "mixtral-8x2"}) {
+    const Ran r = verify_with(model, {"input_ids", "logits"});
+    expect_done(r, {"loss: not in the file", "gradients: not in the file", "1 values compared, 0 beyond"});
+    expect_done(verify_with(model, {"input_ids", "logits", "labels", "loss"}),
+                {"gradients: not in the file", "2 values compared, 0 beyond"});
+  }
+  expect_done(verify_with("llama-gqa", {"input_ids", "logits"}, {"--dtype", "bf16"}), {"1 values compared, 0 beyond"});
+  const Ran as_json = verify_with("mixtral-8x2", {"input_ids", "logits", "router_logits"}, {"--json"});
+  expect_done(as_json);
+  EXPECT_EQ(json::parse(as_json.out)["absent"], json({"loss", "gradients"}));
+  EXPECT_EQ(json::parse(as_json.out)["lines"].size(), 2u);
+  expect_refused(verify_with("llama-gqa", {"input_ids", "labels", "loss"}), {"some.safetensors", "'logits'"});
+  expect_refused(verify_with("llama-gqa", {"logits"}), {"'input_ids'"});
+  expect_refused(verify_with("llama-gqa", {"input_ids", "logits", "loss"}), {"a loss but no labels", "-100"});
+  expect_refused(verify_with("llama-gqa", {"input_ids", "logits", "grad.lm_head.weight"}),
+                 {"gradients but no labels", "-100"});
+  expect_refused(verify_with("llama-gqa", {"input_ids", "logits", "labels", "grad.lm_head.weight"}),
+                 {"no tensor 'grad.model."});
+  // A wrong logit is found without the rest.
+  rewrite(golden("llama-gqa/expected.safetensors"), file, only({"input_ids", "logits"}), 1.001F);
+  EXPECT_EQ(octet_says({"verify", golden("llama-gqa"), file, "--device", "cpu"}).code, 1);
+}
+
+TEST(Verify, GradientsUnderTheNamesOfTransformers4) {
+  const Scratch folder;
+  const std::string file = folder / "four.safetensors";
+  rewrite(golden("neox-parallel/expected.safetensors"), file,
+          [](const std::string& name) { return name == "grad.lm_head.weight" ? "grad.embed_out.weight" : name; });
+  expect_done(octet_says({"verify", golden("neox-parallel"), file, "--device", "cpu"}),
+              {"grad embed_out.weight", "0 beyond"});
+}
+
+// Rounding is a part of what is rounded: a head of 4096 times the weights errs by 4096 times as much.
+TEST(Verify, LargeLogitsMayErrByMore) {
+  const Scratch folder;
+  const auto model = copy_of("llama-gqa", folder);
+  const std::string file = folder / "large.safetensors", weights = model / "model.safetensors";
+  rewrite(golden("llama-gqa/expected.safetensors"), file, only({"input_ids", "logits"}), 4096);
+  EXPECT_EQ(octet_says({"verify", model, file, "--device", "cpu"}).code, 1);
+  rewrite(weights, weights, only({"lm_head.weight"}), 4096);
+  const auto rest = [](const std::string& name) { return name == "lm_head.weight" ? "" : name; };
+  rewrite(golden("llama-gqa/model.safetensors"), model / "rest.safetensors", rest);
+  json map = json::object();
+  for (const auto& [name, tensor] : tensors_in(golden("llama-gqa")))
+    map[name] = name == "lm_head.weight" ? "head.safetensors" : "rest.safetensors";
+  std::filesystem::rename(weights, model / "head.safetensors");
+  write_file(model / "model.safetensors.index.json", json{{"weight_map", map}}.dump());
+  expect_done(octet_says({"verify", model, file, "--device", "cpu"}), {"logits", "0 beyond"});
+}
+
+TEST(Verify, NoNoiseOnRouters) {
+  const Scratch folder;
+  const auto model = copy_of("mixtral-8x2", folder);
+  json config = json::parse(read_file(model / "config.json"));
+  config["router_jitter_noise"] = 0.1;
+  write_file(model / "config.json", config.dump());
+  expect_done(octet_says({"verify", model, "--device", "cpu"}), {"step 19 aux loss", "0 beyond"});
 }
 
 TEST(Verify, ShardedFilesAndNamedExpectedValues) {

@@ -174,6 +174,9 @@ TEST(Model, MistralIsLlamaWithAWindow) {
   EXPECT_EQ(written["sliding_window"], 4096);
   EXPECT_EQ(read_model_config(written, "config.json"), m);
   EXPECT_EQ(section(write_model_section(m)), m);
+  // In a config.json of transformers its Llama ignores the field; in ours it is an option.
+  EXPECT_EQ(read_model_config(with(llama(), R"({"sliding_window": 4096})"), "config.json"), plain);
+  EXPECT_EQ(section(with(llama(), R"({"sliding_window": 4096})")).sliding_window, 4096);
 }
 
 TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
@@ -194,6 +197,8 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   expect(R"({"rope_parameters": 3})", "rope_parameters: expected an object, got 3");
   expect(R"({"attention_bias": true})",
          "attention_bias: true is not supported for llama: its projections have no biases");
+  expect(R"({"quantization_config": {"quant_method": "gptq", "bits": 4}})",
+         R"(quantization_config: {"quant_method":"gptq","bits":4} is not supported: its weights are quantised)");
   expect(R"({"mlp_bias": true})", "mlp_bias: true is not supported");
   expect(R"({"hidden_act": "relu"})", R"(hidden_act: "relu" is not supported for llama; it must be silu)");
   expect(R"({"attention_dropout": 0.1})", "attention_dropout: 0.1 is not supported: there is no dropout");

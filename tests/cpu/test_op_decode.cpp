@@ -139,16 +139,23 @@ TEST(OpDecode, RopeTurnsEachSequenceFromItsOwnStart) {
 
 TEST(OpDecode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {
   Lab lab;
-  const Tensor x = lab.normal(DType::f32, {5, 300});
+  const Tensor x = lab.normal(DType::f32, {7, 300});
   float* p = x.ptr<float>();
-  p[0 * 300 + 299] = 100;                                    // padding
-  p[1 * 300 + 17] = p[1 * 300 + 200] = 50;                   // equal ones
-  p[2 * 300 + 0] = 60;                                       // the first
-  p[3 * 300 + 279] = 70;                                     // the last
-  for (int i = 0; i < 300; ++i) p[4 * 300 + i] = -INFINITY;  // nothing
-  const Tensor index = lab.empty(DType::i32, {5});
-  argmax(lab.stream(), index, x, 280);
+  p[0 * 300 + 299] = 100;                                          // padding
+  p[1 * 300 + 17] = p[1 * 300 + 200] = 50;                         // equal ones
+  p[2 * 300 + 0] = 60;                                             // the first
+  p[3 * 300 + 279] = 70;                                           // the last
+  for (int i = 0; i < 300; ++i) p[4 * 300 + i] = -INFINITY;        // nothing
+  p[5 * 300 + 40] = p[5 * 300 + 290] = NAN, p[5 * 300 + 41] = 90;  // a NaN is told; one of the padding does not count
+  p[6 * 300 + 299] = NAN;
+  const Tensor index = lab.empty(DType::i32, {7}), largest = lab.empty(DType::f32, {7});
+  argmax(lab.stream(), index, largest, x, 280);
   const int32_t* got = index.ptr<int32_t>();
+  for (const int n : {0, 1, 2, 3, 4, 6})
+    EXPECT_EQ(largest.ptr<float>()[n], *std::max_element(p + n * 300, p + n * 300 + 280)) << n;
+  EXPECT_TRUE(std::isnan(largest.ptr<float>()[5]));
+  EXPECT_LT(uint32_t(got[5]), 280u);
+  EXPECT_EQ(got[6], std::max_element(p + 6 * 300, p + 6 * 300 + 280) - (p + 6 * 300));
   EXPECT_EQ(got[0], std::max_element(p, p + 280) - p);
   EXPECT_EQ(got[1], 17);
   EXPECT_EQ(got[2], 0);

@@ -372,6 +372,23 @@ TEST_F(BadModel, IsRefusedWithItsReason) {
   expect(R"({"weight_map":{"x":"x.safetensors","y":"copy.safetensors"}})", "'x' is in two files");
   fs::remove(folder_ / "model.safetensors.index.json");
   EXPECT_PRED2(has, error_of<InputError>([&] { SafetensorsModel model(folder_ / ""); }), "neither model.safetensors");
+  // What stands there instead is told.
+  const auto told = [&](const std::vector<std::string>& files, const std::string& part) {
+    const Scratch other;
+    for (const std::string& name : files) other.write(name, "");
+    EXPECT_PRED2(has, error_of<InputError>([&] { SafetensorsModel model(other / ""); }), part);
+  };
+  told({"pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"}, "safe_serialization");
+  told({"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"},
+       "holds shards, 'model-00001-of-00002.safetensors', without that index");
+  told({"consolidated.safetensors"}, "'consolidated.safetensors' is the publisher's own form");
+  told({"consolidated.00.pth"}, "'consolidated.00.pth' is of another program");
+  told({"q4.gguf"}, "'q4.gguf' is of another program");
+  told({"weights.safetensors"}, "if 'weights.safetensors' is the whole model, rename it");
+  told({"README.md"}, "name a folder in which transformers has saved a model");
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5\n";
+  EXPECT_PRED2(has, error_of<InputError>([&] { SafetensorsFile file(folder_.write("p.safetensors", pointer)); }),
+               "p.safetensors' is a pointer of Git LFS, not the weights: run git lfs pull");
   folder_.write("pytorch_model.bin", "");
   EXPECT_PRED2(has, error_of<InputError>([&] { SafetensorsModel model(folder_ / ""); }), "safe_serialization");
   EXPECT_PRED2(has, error_of<InputError>([&] { SafetensorsModel model(folder_ / "nowhere"); }), "does not exist");

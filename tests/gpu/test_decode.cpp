@@ -309,7 +309,7 @@ TEST_F(Decode, AdvanceCountsEveryPosition) {
 }
 
 TEST_F(Decode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {
-  const int64_t N = 6, V = 32128, vocabulary = 32003;
+  const int64_t N = 8, V = 32128, vocabulary = 32003;
   std::vector<float> x(size_t(N * V));
   for (size_t i = 0; i < x.size(); ++i) x[i] = float(normal(3, 1, i));
   for (int64_t n = 0; n < N; ++n)
@@ -323,10 +323,16 @@ TEST_F(Decode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {
     const auto row = x.begin() + n * V;
     want.push_back(int32_t(std::max_element(row, row + vocabulary) - row));
   }
-  const Tensor index = empty(DType::i32, {N});
-  argmax(*stream_, index, put(x, {N, V}), vocabulary);
-  const std::vector<char> b = bytes(index);
-  for (int64_t n = 0; n < N; ++n) EXPECT_EQ(reinterpret_cast<const int32_t*>(b.data())[n], want[size_t(n)]) << n;
+  x[size_t(6 * V + vocabulary)] = x[size_t(7 * V + 31999)] = NAN;  // of the padding, and one that is to be told
+  const Tensor index = empty(DType::i32, {N}), largest = empty(DType::f32, {N});
+  argmax(*stream_, index, largest, put(x, {N, V}), vocabulary);
+  const std::vector<char> b = bytes(index), l = bytes(largest);
+  for (int64_t n = 0; n < N; ++n) {
+    const int32_t at = reinterpret_cast<const int32_t*>(b.data())[n];
+    const float value = reinterpret_cast<const float*>(l.data())[n];
+    if (n == 7) EXPECT_TRUE(std::isnan(value) && uint32_t(at) < uint32_t(vocabulary)) << value << ' ' << at;
+    else EXPECT_TRUE(at == want[size_t(n)] && value == x[size_t(n * V + at)]) << n << ' ' << at << ' ' << value;
+  }
 }
 
 TEST_F(Decode, RopeTurnsEachSequenceFromItsOwnStart) {

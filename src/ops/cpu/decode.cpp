@@ -97,18 +97,20 @@ void advance(Stream&, Tensor position) {
   for (int64_t b = 0; b < position.numel(); ++b) ++position.ptr<int32_t>()[b];
 }
 
-void argmax(Stream&, Tensor index, Tensor x, int64_t vocabulary) {
+void argmax(Stream&, Tensor index, Tensor largest, Tensor x, int64_t vocabulary) {
   const int64_t N = x.rows(), V = x.cols();
-  CHECK(index.numel() == N && vocabulary > 0 && vocabulary <= V, index.shape, " of ", x.shape);
+  CHECK(index.numel() == N && largest.numel() == N && largest.dtype == x.dtype, index.shape, " of ", x.shape);
+  CHECK(vocabulary > 0 && vocabulary <= V, vocabulary, " of ", x.shape);
   visit<double, float>(x.dtype, [&]<class R>() {
 #pragma omp parallel for
     for (int64_t n = 0; n < N; ++n) {
       const R* row = x.ptr<R>() + n * V;
-      R largest = -INFINITY;
+      R best = -INFINITY;
       int64_t at = 0;
       for (int64_t i = 0; i < vocabulary; ++i)
-        if (row[i] > largest) largest = row[i], at = i;
+        if (row[i] > best || (std::isnan(row[i]) && !std::isnan(best))) best = row[i], at = i;
       index.ptr<int32_t>()[n] = int32_t(at);
+      largest.ptr<R>()[n] = best;
     }
   });
 }

@@ -30,14 +30,15 @@ __global__ void __launch_bounds__(256) append_kernel(const __grid_constant__ App
   store8(a.v + to, load8(row + a.v0));
 }
 
-__global__ void __launch_bounds__(1024) argmax_kernel(int32_t* index, const float* x, int64_t V, int vocabulary) {
+__global__ void __launch_bounds__(1024)
+    argmax_kernel(int32_t* index, float* largest, const float* x, int64_t V, int vocabulary) {
   __shared__ float values[32];
   __shared__ int places[32];
   const float* row = x + blockIdx.x * V;
   float best = -INFINITY;
   int place = vocabulary;
   const auto take = [&](float v, int i) {
-    if (v > best || (v == best && i < place)) best = v, place = i;
+    if (v > best || (v == best && i < place) || (v != v && best == best)) best = v, place = i;  // a NaN stays
   };
   const auto reduce = [&] {
 #pragma unroll
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(1024) argmax_kernel(int32_t* index, const floa
   };
 #pragma unroll 4
   for (int i = int(threadIdx.x); i < vocabulary; i += 1024)
-    if (row[i] > best) best = row[i], place = i;
+    if (row[i] > best || (row[i] != row[i] && best == best)) best = row[i], place = i;
   reduce();
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   if (lane == 0) values[warp] = best, places[warp] = place;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(1024) argmax_kernel(int32_t* index, const floa
   if (warp) return;
   best = values[lane], place = places[lane];
   reduce();
-  if (lane == 0) index[blockIdx.x] = place < vocabulary ? place : 0;
+  if (lane == 0) index[blockIdx.x] = place < vocabulary ? place : 0, largest[blockIdx.x] = best;
 }
 
 void check(const KvRows& kv, const Heads& h, Tensor qkv, int64_t B) {
@@ -148,12 +149,13 @@ void advance(Stream& s, Tensor position) {
   launch_pdl(s, advance_kernel, {1, 256}, position.ptr<int32_t>(), int(position.numel()));
 }
 
-void argmax(Stream& s, Tensor index, Tensor x, int64_t vocabulary) {
+void argmax(Stream& s, Tensor index, Tensor largest, Tensor x, int64_t vocabulary) {
   const Timed timed(s, Kernel::loss);
-  CHECK(index.numel() == x.rows() && vocabulary > 0 && vocabulary <= x.cols(), index.shape, " of ", x.shape);
+  CHECK(index.numel() == x.rows() && largest.numel() == x.rows(), index.shape, " of ", x.shape);
+  CHECK(vocabulary > 0 && vocabulary <= x.cols(), vocabulary, " of ", x.shape);
   if (x.rows() == 0) return;
-  argmax_kernel<<<unsigned(x.rows()), 1024, 0, raw(s)>>>(index.ptr<int32_t>(), x.ptr<float>(), x.cols(),
-                                                         int(vocabulary));
+  argmax_kernel<<<unsigned(x.rows()), 1024, 0, raw(s)>>>(index.ptr<int32_t>(), largest.ptr<float>(), x.ptr<float>(),
+                                                         x.cols(), int(vocabulary));
   CUDA_CHECK(cudaGetLastError());
 }
 

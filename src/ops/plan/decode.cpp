@@ -26,6 +26,8 @@ void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const De
 void normed_product(Stream& s, const NormedProduct& a) { normed_product_unfused(s, a); }
 
 void advance(Stream& s, Tensor position) { count(s, Kernel::elementwise, 0, 2 * bytes(position)); }
-void argmax(Stream& s, Tensor index, Tensor x, int64_t) { count(s, Kernel::loss, 0, bytes(index, x)); }
+void argmax(Stream& s, Tensor index, Tensor largest, Tensor x, int64_t) {
+  count(s, Kernel::loss, 0, bytes(index, largest, x));
+}
 
 }  // namespace octet::BACKEND
