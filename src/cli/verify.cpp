@@ -1,4 +1,5 @@
 // octet verify: does this program compute what another one computed? The proof of an import.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -73,13 +74,21 @@ int verify(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
   if (words.leading.empty() || words.leading.size() > 2)
     arguments.refuse("give the folder of a model, the file of expected values, and section.key=value behind them");
-  const VerifyRequest request = request_of(arguments, words);
+  VerifyRequest request = request_of(arguments, words);
   const RunConfig config = config_of(arguments, words, request.model);
   check_form(request, config.model);
   const int64_t ranks = count_ranks(arguments, mpi);
   log_as(config, mpi);
   const Engine& engine = choose_engine(config);
-  const Planner planner = planner_for(target_of(engine, config), int(ranks));
+  const Target target = target_of(engine, config);
+  const std::vector<std::string> absent =
+      request.expected.empty() ? std::vector<std::string>{} : absent_parts(request.expected);
+  // Logits and loss alone take the weights, no gradients and moments: a large model fits.
+  request.trains =
+      ranks > 1 || config.fp8.enabled || !request.trajectory.empty() || std::ranges::count(absent, "gradients") == 0;
+  const Planner planner = request.trains ? planner_for(target, int(ranks)) : Planner([&](const RunConfig& c) {
+    return plan::engine().plan_inference(c, target, /*prompt=*/0);
+  });
   std::vector<VerifyLine> lines;
   on_ranks(mpi, ranks, [&](Host& host) {
     std::vector<VerifyLine> mine = engine.verify(config, host, planner, request);
@@ -88,8 +97,6 @@ int verify(const Arguments& arguments, Host* mpi) {
   bool ok = !lines.empty();
   for (const VerifyLine& line : lines) ok = ok && line.ok;
   if (!mpi || mpi->rank() == 0) {
-    const std::vector<std::string> absent =
-        request.expected.empty() ? std::vector<std::string>{} : absent_parts(request.expected);
     if (arguments.has("json")) print_json(lines, absent, ok);
     else print_table(lines, absent);
   }

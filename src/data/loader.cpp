@@ -60,9 +60,14 @@ Loader::Loader(LoaderConfig config) : config_(std::move(config)) {
       if (file.vocab_size() > config_.vocab_size)
         bad_input(name, "has a vocabulary of ", file.vocab_size(), " entries, the model ", config_.vocab_size,
                   ": raise the model's vocab_size or tokenise with a smaller tokenizer");
-      if (file.header().tokenizer_fingerprint != tokenizer)
-        bad_input(name, "was made with another tokenizer than '", sources_[0].files[0].path().string(),
-                  "': tokenise both with the same one");
+      if (const uint64_t own = file.header().tokenizer_fingerprint; own != tokenizer) {
+        const std::string first = sources_[0].files[0].path().string();
+        if (own == 0 || tokenizer == 0)
+          bad_input("token file '", own == 0 ? file.path().string() : first,
+                    "' does not say which tokenizer made it, '", own == 0 ? first : file.path().string(),
+                    "' does: name it to octet convert with --tokenizer");
+        bad_input(name, "was made with another tokenizer than '", first, "': tokenise both with the same one");
+      }
       if (file.tokens() < T + 1)
         bad_input(name, "has ", file.tokens(), " tokens, a sequence takes ", T,
                   " + 1: lower seq_len or give a longer file");

@@ -28,6 +28,7 @@ struct TrainResult {
 
 struct VerifyRequest {
   std::string model, expected, trajectory;  // an HF folder, expected.safetensors, trajectory.json or none
+  bool trains = true;  // false: neither gradients nor steps are compared, and the planner plans an evaluation
 };
 struct VerifyLine {
   std::string what;

@@ -190,7 +190,8 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   config.training.seq_len.set(batch.seq_len);
   config.training.micro_batch_size.set(batch.batch);
   config.training.global_batch_size.set(batch.batch * host.size());
-  Session s(config, host, planner(config), Purpose::train, options_for(config, host));
+  const Purpose purpose = request.trains ? Purpose::train : Purpose::evaluate;
+  Session s(config, host, planner(config), purpose, options_for(config, host));
   read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
 
   const int64_t V = config.model.vocab_size;
@@ -211,8 +212,8 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
     const double loss = s.loss(samples, 0, batch.batch * host.size());
     report.scalar("loss", loss, expected.read_all<double>("loss")[0], 1e-5, 1e-2);
   }
-  if (std::ranges::any_of(expected.entries(), [](const auto& entry) { return entry.name.starts_with("grad."); }))
-    check_gradients(s, host, expected, batch, routers, report);
+  const auto is_gradient = [](const auto& entry) { return entry.name.starts_with("grad."); };
+  if (std::ranges::any_of(expected.entries(), is_gradient)) check_gradients(s, host, expected, batch, routers, report);
 }
 
 // Part of the gradient of query_key_value's bias is zero but for rounding, which AdamW turns into steps of full length.

@@ -153,14 +153,24 @@ TEST(Loader, BadInputIsNamedWithARemedy) {
   config.seq_len = 99;
   EXPECT_TRUE(has(complaint(config), "too few"));
 
-  TokenFileHeader like;
-  like.vocab_size = 100;
-  like.tokenizer_fingerprint = 1;
-  TokenFileWriter writer(dir / "c", like);
-  writer.begin_document();
-  writer.append(std::vector<int32_t>(50, 1));
-  writer.finish();
-  EXPECT_TRUE(has(complaint(config_for({a, (dir / "c").string()}, 8)), "another tokenizer"));
+  const auto made_by = [&](uint64_t tokenizer) {
+    TokenFileHeader like;
+    like.vocab_size = 100;
+    like.tokenizer_fingerprint = tokenizer;
+    const std::filesystem::path path = dir / ("by" + std::to_string(tokenizer));
+    TokenFileWriter writer(path, like);
+    writer.begin_document();
+    writer.append(std::vector<int32_t>(50, 1));
+    writer.finish();
+    return path.string();
+  };
+  const std::string one = made_by(1), two = made_by(2);
+  EXPECT_TRUE(has(complaint(config_for({one, two}, 8)), "another tokenizer"));
+  for (const std::vector<std::string>& files : {std::vector<std::string>{a, one}, {one, a}}) {
+    const std::string message = complaint(config_for(files, 8));  // a does not say
+    EXPECT_TRUE(has(message, "'" + a + "' does not say which tokenizer made it, '" + one + "' does")) << message;
+    EXPECT_TRUE(has(message, "octet convert with --tokenizer")) << message;
+  }
 }
 
 TEST(Loader, GlobsAreSorted) {
