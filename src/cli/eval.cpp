@@ -197,6 +197,9 @@ json text_report(const std::vector<Text>& texts) {
   bool all_bytes = true;
   for (const Text& t : texts) {
     files.push_back(figures_of(t));
+    if (!std::isfinite(t.loss))
+      log_warning(t.name,
+                  ": the loss is not finite: the model's weights hold NaN or Inf, or values overflow (see --dtype)");
     loss += t.loss, bytes += t.source_bytes, tokens += t.tokens;
     all_bytes = all_bytes && t.source_bytes > 0;
   }

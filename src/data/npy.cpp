@@ -20,7 +20,8 @@ std::string value_of(const std::string& dict, const std::string& key, char open,
   at = dict.find_first_not_of(' ', at + key.size() + 3);
   if (at == std::string::npos || dict[at] != open) return "";
   const size_t end = dict.find(close, at + 1);
-  return end == std::string::npos ? "" : dict.substr(at + 1, end - at - 1);
+  const std::string value = end == std::string::npos ? "" : dict.substr(at + 1, end - at - 1);
+  return std::ranges::all_of(value, [](char c) { return c >= ' ' && c <= '~'; }) ? value : "";
 }
 
 // The product of "1000," or "3, 4"; nothing if it is above `most`, or no shape.

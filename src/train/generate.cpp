@@ -66,8 +66,8 @@ class Chooser {
   void require_finite(double logit) const {
     if (!std::isfinite(logit))
       bad_input("the model's logits are not finite (", logit,
-                "), so that no token is likelier than another: its weights ", "hold NaN or Inf, or values overflow in ",
-                name_of(generator_.session.config.precision.param_dtype), " (see --dtype)");
+                "), so that no token is likelier than another: its weights hold NaN or Inf, or values overflow (see "
+                "--dtype)");
   }
   template <class R>
   void draw(Tensor logits) {

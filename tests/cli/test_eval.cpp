@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 
+#include "cli/chain_model.h"
 #include "cli/tiny_run.h"
 #include "data/safetensors.h"
 #include "data/token_file.h"
@@ -229,4 +230,17 @@ TEST_F(Eval, RefusesWhatIsWrong) {
 }
 
 }  // namespace
+TEST(EvalFolder, ALossThatIsNoNumberIsWarnedOf) {
+  const Scratch folder;
+  const std::string tokens = token_file(folder / "t.tokens", 100, 40);
+  const auto eval = [&](float factor) {
+    const Scratch other;
+    return octet_says({"eval", chain_model(other, {5, 6, 7}, 40, factor), "--data", tokens, "--device", "cpu"});
+  };
+  const Ran r = eval(NAN);
+  expect_done(r, {"nan"});
+  EXPECT_TRUE(has(r.err, "t.tokens: the loss is not finite")) << r;
+  EXPECT_FALSE(has(eval(1).err, "finite"));
+}
+
 }  // namespace octet

@@ -272,6 +272,7 @@ TEST_F(Convert, DamagedFilesAreRefused) {
   damaged("npy", npy("<u2", "4294967296, 4294967296", tokens), {"shape"});
   damaged("npy", npy(">u2", "3,", tokens), {"type >u2", "astype"});
   damaged("npy", npy("<f4", "3,", tokens), {"type <f4"});
+  damaged("npy", npy("<\xe1\x80", "3,", tokens), {"holds records, no ids"});
   damaged("npy", npy("<u2", "0,", ""), {"no tokens"});
   damaged("npy", npy("<u2", "3,", tokens).substr(0, 60), {"ends within its header"});
   damaged("npy", std::string("\x93NUMPY"), {"ends within its header"});
