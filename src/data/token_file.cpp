@@ -31,7 +31,9 @@ TokenFileHeader checked_header(const LongRead& file) {
   file.read(0, &h, int64_t(std::min(size, sizeof h)));
   const size_t magic_bytes = std::min(size, h.magic.size());
   if (magic_bytes == 0 || std::memcmp(h.magic.data(), TokenFileHeader::kMagic.data(), magic_bytes) != 0)
-    bad_input("'", file.path().string(), "' is not a token file: make one from text or JSONL with 'octet tokenize'");
+    bad_input("'", file.path().string(),
+              "' is not a token file: make one from text or JSONL with 'octet tokenize', from tokens of llm.c, "
+              "Megatron-LM and others with 'octet convert'");
   if (size < sizeof h) bad_input(name, "is truncated within its header (", size, " bytes)", kRemake);
   if (h.version > TokenFileHeader::kVersion)
     bad_input(name, "has format version ", h.version, ", newer than this program's ", TokenFileHeader::kVersion,

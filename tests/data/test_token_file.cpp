@@ -86,6 +86,8 @@ TEST(TokenFile, DamageIsNamed) {
   };
   EXPECT_TRUE(has(complaint(dir, ""), "not a token file"));
   EXPECT_TRUE(has(complaint(dir, "The town of Saltmarsh"), "not a token file"));
+  EXPECT_TRUE(has(complaint(dir, std::string(2000, '\1')),
+                  "from tokens of llm.c, Megatron-LM and others with 'octet convert'"));
   EXPECT_TRUE(has(complaint(dir, good.substr(0, 5)), "truncated"));
   EXPECT_TRUE(has(complaint(dir, good.substr(0, 100)), "truncated within its header"));
   EXPECT_TRUE(has(complaint(dir, good.substr(0, 128)), "truncated"));
