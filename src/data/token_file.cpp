@@ -172,10 +172,14 @@ void TokenFileWriter::append(std::span<const int32_t> tokens) {
     begins_ = false;
   }
   CHECK(header_.documents > 0, "tokens before the first document");
-  packed_.clear();
+  const size_t width = header_.token_bytes;
+  packed_.resize(tokens.size() * width);
+  char* to = packed_.data();
   for (const int32_t id : tokens) {
     CHECK(id >= 0 && uint64_t(id) < header_.vocab_size, "token id ", id, " of ", header_.vocab_size);
-    packed_.append(reinterpret_cast<const char*>(&id), header_.token_bytes);
+    if (width == 2) std::memcpy(to, &id, 2);
+    else std::memcpy(to, &id, 4);
+    to += width;
   }
   file_.write(packed_);
   header_.tokens += tokens.size();
