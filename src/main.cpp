@@ -1,4 +1,5 @@
 // octet: argv to command; errors to messages and exit codes.
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   std::string message;
   int code = 3;
   explain_bus_errors();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error that names it, as on a full disk
   try {
     mpi = mpi_host(&argc, &argv);
     const int done = run({argv + 1, argv + argc}, mpi.get());

@@ -117,6 +117,10 @@ void refused_path(const char* verb, const fs::path& path, int error) {
       remedy = ": free some space there, or name a folder on another disk";
       user = false;
       break;
+    case EFBIG:
+      remedy = ": raise the limit of a file's size (ulimit -f), or name a folder on another file system";
+      user = false;
+      break;
     case EMFILE:
       remedy = ": raise the limit of open files (ulimit -n), or name fewer files";
       [[fallthrough]];

@@ -61,8 +61,8 @@ uint64_t file_sum(const fs::path& path) {
   return checksum(std::as_bytes(std::span(file.bytes())), 1);
 }
 
-json read_sums(const std::string& where) {
-  json all = read_json(where);
+json sums_in(const std::string& text, const std::string& where) {
+  json all = parse_json(text, where);
   if (!all.is_object()) bad_input(where, ": no object; it was not written by octet");
   return all;
 }
@@ -105,9 +105,9 @@ bool has_checksums(const fs::path& folder) {
   return fs::exists(folder / kChecksumFile, none);
 }
 
-SavedChecksums::SavedChecksums(const fs::path& folder) {
+SavedChecksums::SavedChecksums(const fs::path& folder, const std::string& text) {
   const std::string where = (folder / kChecksumFile).string();
-  const json all = read_sums(where);
+  const json all = sums_in(text, where);
   for (const auto& [file, sums] : all.items()) {
     if (!sums.is_object()) files_[file] = read_sum(sums, where);
     else
@@ -127,9 +127,16 @@ bool SavedChecksums::agrees(const fs::path& path) const {
   return sum == files_.end() || sum->second == file_sum(path);
 }
 
+std::vector<std::string> SavedChecksums::files() const {
+  std::vector<std::string> names;
+  for (const auto& [file, sums] : tensors_) names.push_back(file);
+  for (const auto& [file, sum] : files_) names.push_back(file);
+  return names;
+}
+
 ChecksumReport verify_checksums(const fs::path& folder, const Progressed& progress) {
   const std::string where = (folder / kChecksumFile).string();
-  const json all = read_sums(where);
+  const json all = sums_in(read_file(where), where);
   ChecksumReport report;
   int64_t done = 0;
   for (const auto& [name, sums] : all.items()) {

@@ -37,9 +37,11 @@ class Checksums {
 // checksums.json of a checkpoint, for whoever reads what it names himself. InputError: octet did not write it so.
 class SavedChecksums {
  public:
-  explicit SavedChecksums(const std::filesystem::path& folder);
+  // text: what stands in the file, which may have been read by another rank.
+  SavedChecksums(const std::filesystem::path& folder, const std::string& text);
   std::optional<uint64_t> of(const std::string& file, const std::string& tensor) const;  // none if it names no such
   bool agrees(const std::filesystem::path& path) const;  // with a small file, read whole; also if it names none
+  std::vector<std::string> files() const;                // all that it names, with tensors or without
 
  private:
   std::map<std::string, std::map<std::string, uint64_t>> tensors_;

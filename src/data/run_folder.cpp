@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -27,12 +28,16 @@ std::string name_of_holder(int fd) {
   return said.starts_with("process ") ? concat(" (", said.substr(0, said.find('\n')), ")") : "";
 }
 
-void write_holder(int fd) {
+// The holder's name for the message above, then what no other run writes; returns it. A disk that is full for it does
+// not hinder the run.
+std::string write_holder(int fd) {
   std::array<char, 128> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  const std::string text = concat("process ", ::getpid(), " on ", host.data(), "\n");
-  // Only a name for the message above: a disk that is full for it does not hinder the run.
-  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, text.data(), text.size(), 0) < 0) return;
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  const std::string text = concat("process ", ::getpid(), " on ", host.data(), "\n", now, "\n");
+  const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, text.data(), text.size(), 0) == ssize_t(text.size()) &&
+                       ::fsync(fd) == 0;  // other nodes read it
+  return written ? text : "";
 }
 
 constexpr std::string_view kSaving = ".saving-", kReplaced = ".replaced-", kRemoving = ".removing-";
@@ -76,12 +81,28 @@ RunFolder::RunFolder(const fs::path& folder) {
                 "): see to it that no other run writes its checkpoints there");
     return;  // and whose the rests of saves are is not known
   }
-  write_holder(fd_);
+  mark_ = write_holder(fd_);
   clear_rests(folder);
 }
 
 RunFolder::~RunFolder() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+void require_marked(const fs::path& folder, const std::string& mark) {
+  const fs::path path = folder / ".lock";
+  int fd;
+  do fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0 && errno != ENOENT && errno != ENOTDIR) refused_path("write", path, errno);
+  std::string found(mark.size(), '\0');
+  const bool same = fd >= 0 && ::pread(fd, found.data(), found.size(), 0) == ssize_t(found.size()) && found == mark;
+  if (fd >= 0) ::close(fd);
+  if (!same)
+    bad_input(
+        "checkpoint.dir ", folder.string(),
+        " is not on this node the folder that rank 0 sees: all ranks write parts of the same files: name a folder "
+        "on a file system that all nodes share");
 }
 
 std::error_code remove_checkpoint(const fs::path& folder) {

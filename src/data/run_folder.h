@@ -1,6 +1,7 @@
 #pragma once
 // A run's folder of checkpoints, written by one run at a time: two runs that save the same step would mix their files.
 #include <filesystem>
+#include <string>
 
 namespace octet {
 
@@ -12,10 +13,16 @@ class RunFolder {
   explicit RunFolder(const std::filesystem::path& folder);
   RunFolder(const RunFolder&) = delete;
   ~RunFolder();
+  const std::string& mark() const { return mark_; }  // what this run has written there; "": it could not
 
  private:
   int fd_ = -1;
+  std::string mark_;
 };
+
+// InputError: `folder` is not, for this process, the folder that another node's RunFolder has marked, or it may not
+// write there. What the first save would fail on, hours later.
+void require_marked(const std::filesystem::path& folder, const std::string& mark);
 
 // Of a checkpoint: what is removed by half has no checkpoint's name any more, and goes when the next run holds the
 // folder. Of a link, not what it leads to.

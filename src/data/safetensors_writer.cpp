@@ -74,9 +74,11 @@ void SafetensorsWriter::open(const std::string& header) {
   if (join) {
     std::string there(header.size(), '\0');
     struct stat info;
-    CHECK(::fstat(fd_, &info) == 0 && info.st_size == end_ &&
-              ::pread(fd_, there.data(), there.size(), 0) == ssize_t(there.size()) && there == header,
-          working_.string(), " was not created with the same tensors");
+    if (::fstat(fd_, &info) != 0 || info.st_size != end_ ||
+        ::pread(fd_, there.data(), there.size(), 0) != ssize_t(there.size()) || there != header)
+      throw SystemError(concat("'", working_.string(),
+                               "' is not the file that rank 0 has just made: all nodes must see the same folder, "
+                               "on a shared file system that shows each what the others write"));
     return;
   }
   // Reserving the space tells now, not hours later, that the disk is too small. Not every file system can.
@@ -85,6 +87,8 @@ void SafetensorsWriter::open(const std::string& header) {
     if (::ftruncate(fd_, end_) != 0) refused_path("write", working_, errno);
   }
   put(header.data(), header.size(), 0);
+  // Who joins looks at the header, maybe from another node: over NFS it leaves this one with a flush, not before.
+  if (role_ == WriterRole::create && ::fsync(fd_) != 0 && errno != EINVAL) refused_path("write", working_, errno);
 }
 
 const SafetensorsWriter::Target& SafetensorsWriter::target(const std::string& name, int64_t first,

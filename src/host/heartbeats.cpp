@@ -9,13 +9,15 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <map>
 
 #include "base/check.h"
 
 namespace octet {
 namespace {
 
-constexpr double kLate = 4;  // seconds, at a beat a second
+constexpr double kPackets = 256;  // a second that a rank sends, and hears, at most: no socket's buffer overflows
+constexpr double kLate = 4;       // beats
 
 struct Card {  // what a rank tells the others of itself
   std::array<char, 256> machine{};
@@ -60,12 +62,28 @@ Heartbeats::Heartbeats(Host& host) : rank_(host.rank()), peers_(size_t(host.size
   std::vector<Card> all(peers_.size());
   host.all_gather(all.data(), &mine, sizeof mine);
   run_ = all[0].run;
-  uint32_t last = 0;  // ranks of one machine stand together: one look-up for them
-  for (size_t r = 0; r < all.size(); ++r) {
+  if (double(all.size()) > kPackets) interval_ = double(all.size()) / kPackets;
+
+  // Each rank asks the name service for one machine, that of the next rank elsewhere, and tells the others: a thousand
+  // ranks that each asked for every machine would wait for it for minutes, more so where names cannot be found.
+  const size_t R = all.size();
+  std::vector<size_t> next(R);  // of each rank: the next one elsewhere, or itself
+  for (size_t r = 0; r < R; ++r) next[r] = r;
+  for (size_t i = 2 * R; i-- > 0;) {
+    const size_t r = i % R, after = (r + 1) % R;
+    next[r] = all[r].machine != all[after].machine ? after : next[after] == after ? r : next[after];
+  }
+  const size_t asked = next[size_t(rank_)];
+  const uint32_t found = asked == size_t(rank_) ? 0 : look_up(all[asked].machine.data());
+  std::vector<uint32_t> answers(R);
+  host.all_gather(answers.data(), &found, sizeof found);
+  std::map<std::array<char, 256>, uint32_t> addresses;
+  for (size_t r = 0; r < R; ++r)
+    if (answers[r]) addresses.emplace(all[next[r]].machine, answers[r]);
+  addresses[mine.machine] = htonl(INADDR_LOOPBACK);
+  for (size_t r = 0; r < R; ++r) {
     if (int(r) == rank_ || all[r].port == 0 || mine.port == 0) continue;
-    if (std::strcmp(all[r].machine.data(), mine.machine.data()) == 0) last = htonl(INADDR_LOOPBACK);
-    else if (r == 0 || all[r].machine != all[r - 1].machine || last == 0) last = look_up(all[r].machine.data());
-    peers_[r].address = last;
+    if (const auto at = addresses.find(all[r].machine); at != addresses.end()) peers_[r].address = at->second;
     peers_[r].port = all[r].port;
   }
   beat(0);  // every socket is open: whoever stops later was heard of
@@ -78,7 +96,7 @@ Heartbeats::~Heartbeats() {
 void Heartbeats::beat(double now) {
   if (socket_ < 0) return;
   const Packet mine{run_, rank_, int32_t(peers_.size())};
-  if (now - sent_ >= 1) {
+  if (now - sent_ >= interval_) {
     sent_ = now;
     for (const Peer& p : peers_) {
       if (p.address == 0) continue;
@@ -97,7 +115,7 @@ void Heartbeats::beat(double now) {
 std::string Heartbeats::missing(double now) const {
   std::string text;
   for (size_t r = 0; r < peers_.size(); ++r)
-    if (const double heard = peers_[r].heard; heard >= 0 && now - heard > kLate)
+    if (const double heard = peers_[r].heard; heard >= 0 && now - heard > kLate * interval_)
       text += concat(text.empty() ? "" : ", ", "rank ", r, " has not been heard of for ", int(now - heard), " s");
   return text;
 }

@@ -24,8 +24,8 @@ class Heartbeats {
     double heard = -1;  // -1: never
   };
   int rank_, socket_ = -1;
-  uint64_t run_ = 0;  // marks the packets of this run
-  double sent_ = -1e9;
+  uint64_t run_ = 0;                   // marks the packets of this run
+  double sent_ = -1e9, interval_ = 1;  // seconds between beats: more where many ranks would drown one another
   std::vector<Peer> peers_;
 };
 

@@ -1,6 +1,7 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -11,6 +12,7 @@
 #include "data/run_folder.h"
 #include "data/safetensors_writer.h"
 #include "data/tokenizer.h"
+#include "host/attempts.h"
 #include "ops/tune.h"
 #include "train/checkpoint_files.h"
 
@@ -21,40 +23,43 @@ constexpr int64_t kChunk = int64_t{1} << 24;  // elements on the host at once
 
 // One file of tensors that lie in slices on all ranks.
 template <class ForEach>
-void write_slices(Session& s, const fs::path& path, const std::map<std::string, std::string>& metadata,
+void write_slices(Session& s, Attempts& files, const fs::path& path, const std::map<std::string, std::string>& metadata,
                   Checksums& checksums, ForEach&& for_each) {
   const HfLayout layout = layout_of(s.config.model);
   std::vector<StoredTensor> tensors;
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
     tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
   });
-  const bool creates = s.host.rank() == 0;
-  if (!creates) s.host.barrier();
-  SafetensorsWriter writer(path, tensors, metadata, creates ? WriterRole::create : WriterRole::join);
-  if (creates) s.host.barrier();
+  std::optional<SafetensorsWriter> writer;
+  const auto open = [&](WriterRole role) { files([&] { writer.emplace(path, tensors, metadata, role); }); };
+  if (s.host.rank() == 0) open(WriterRole::create);
+  files.agree();
+  if (s.host.rank() != 0) open(WriterRole::join);
   std::vector<uint64_t> sums(tensors.size());  // of what this rank writes
   auto sum = sums.begin();
   std::vector<std::byte> bytes;
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
     const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;
-    for (int64_t i = 0; i < count; i += kChunk) {
+    for (int64_t i = 0; i < count && !files.failed(); i += kChunk) {
       const Tensor part = t.part(i, {std::min(kChunk, count - i)});
       bytes.resize(part.bytes());
       copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
       s.stream.synchronize();
-      writer.write_bytes(stored, first + i, bytes);
+      files([&] { writer->write_bytes(stored, first + i, bytes); });
       *sum += checksum(bytes, size_of(t.dtype), first + i);
       ++s.pulse;
     }
     ++sum;
   });
-  writer.close();
+  files([&] { writer->close(); });
+  writer.reset();  // of a failed one nobody holds the file when it is removed
+  files.agree();
   std::vector<uint64_t> all(sums.size() * size_t(s.host.size()));
   s.host.all_gather(all.data(), sums.data(), sums.size() * sizeof(uint64_t));
   for (size_t i = 0; i < all.size(); ++i) checksums.add(path.filename(), tensors[i % sums.size()].name, all[i]);
 }
 
-void write_scales(Session& s, const fs::path& path) {
+void write_scales(Session& s, Attempts& files, const fs::path& path) {
   std::vector<StoredTensor> tensors;
   std::map<std::string, std::string> metadata;
   std::vector<std::pair<std::string, DelayedScaling::Snapshot>> all;
@@ -71,17 +76,19 @@ void write_scales(Session& s, const fs::path& path) {
     metadata[kind + ".names"] = json(snapshot.names).dump();
     metadata[kind + ".updates"] = std::to_string(snapshot.updates);
   }
-  SafetensorsWriter writer(path, tensors, metadata, WriterRole::create);
-  for (const auto& [kind, snapshot] : all) {
-    writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
-    writer.write(kind + ".history", 0, std::span<const float>(snapshot.rows));
-    writer.write(kind + ".largest", 0, std::span<const float>(snapshot.largest));
-    const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end()),
-        cold(snapshot.cold.begin(), snapshot.cold.end());
-    writer.write(kind + ".cold", 0, std::span<const int32_t>(cold));
-    writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
-  }
-  writer.close();
+  files([&] {
+    SafetensorsWriter writer(path, tensors, metadata, WriterRole::create);
+    for (const auto& [kind, snapshot] : all) {
+      writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
+      writer.write(kind + ".history", 0, std::span<const float>(snapshot.rows));
+      writer.write(kind + ".largest", 0, std::span<const float>(snapshot.largest));
+      const std::vector<int32_t> counts(snapshot.nonfinite.begin(), snapshot.nonfinite.end()),
+          cold(snapshot.cold.begin(), snapshot.cold.end());
+      writer.write(kind + ".cold", 0, std::span<const int32_t>(cold));
+      writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
+    }
+    writer.close();
+  });
 }
 
 void write_state(Session& s, const fs::path& folder, const RunState& r) {
@@ -104,35 +111,45 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
 }
 }  // namespace
 
-static void write_checkpoint(Session& s, const fs::path& staged, const RunState& state) {
-  if (s.host.rank() == 0) {
-    std::error_code none;  // what hinders it hinders making it, and is told there
-    fs::remove_all(staged, none);
-    make_folders(staged);
-  }
+static void write_checkpoint(Session& s, const fs::path& staged, const fs::path& final, const RunState& state) {
+  const bool first = s.host.rank() == 0;
+  Attempts files(s.host);
+  if (first)
+    files([&] {
+      std::error_code none;  // what hinders it hinders making it, and is told there
+      fs::remove_all(staged, none);
+      make_folders(staged);
+    });
   Checksums checksums;
-  write_slices(s, staged / "model.safetensors", {{"format", "pt"}}, checksums,
+  write_slices(s, files, staged / "model.safetensors", {{"format", "pt"}}, checksums,
                [](auto& p, auto&& f) { for_each_master(p, f); });
-  write_slices(s, staged / "optimizer.safetensors", {}, checksums, [](auto& p, auto&& f) { for_each_moment(p, f); });
-  if (s.host.rank() == 0 || has_own_scales(s)) write_scales(s, staged / scales_file(s));
-  if (s.host.rank() == 0) write_state(s, staged, state);
-  s.host.barrier();  // every rank's ranges are durable
-  if (s.host.rank() != 0) return;
-  for (const auto& entry : fs::directory_iterator(staged))
-    if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
-  checksums.write(staged);
-  write_file(staged / "COMPLETE", "");
-  sync_path(staged);
+  write_slices(s, files, staged / "optimizer.safetensors", {}, checksums,
+               [](auto& p, auto&& f) { for_each_moment(p, f); });
+  if (first || has_own_scales(s)) write_scales(s, files, staged / scales_file(s));
+  if (first) files([&] { write_state(s, staged, state); });
+  files.agree();  // every rank's ranges are durable
+  if (first)
+    files([&] {
+      for (const auto& entry : fs::directory_iterator(staged))
+        if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
+      checksums.write(staged);
+      write_file(staged / "COMPLETE", "");
+      sync_path(staged);
+      replace_folder(staged, final);
+    });
+  files.agree();
 }
 
 // Of those up to this step: later ones are another run's, which went on in the same folder before this one.
-static void drop_old(const fs::path& dir, int64_t step, int64_t keep) {
+static void drop_old(const fs::path& dir, int64_t step, int64_t keep) try {
   std::vector<fs::path> all = complete_checkpoints(dir);
   std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
     if (const std::error_code error = remove_checkpoint(all[i]))
       log_warning("cannot remove the old checkpoint ", all[i].string(), ": ", error.message());
   }
+} catch (const fs::filesystem_error& e) {  // the new one stands all the same
+  log_warning("cannot remove old checkpoints below ", dir.string(), ": ", e.code().message());
 }
 
 std::string save_checkpoint(Trainer& trainer, const RunState& state) {
@@ -142,16 +159,13 @@ std::string save_checkpoint(Trainer& trainer, const RunState& state) {
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
   const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
   try {
-    write_checkpoint(s, staged, state);
+    write_checkpoint(s, staged, final, state);
   } catch (...) {  // of a full disk above all: half a checkpoint must not fill it
     std::error_code none;
     if (s.host.rank() == 0) fs::remove_all(staged, none);
     throw;
   }
-  if (s.host.rank() == 0) {
-    replace_folder(staged, final);
-    drop_old(dir, state.done.step, s.config.checkpoint.keep);
-  }
+  if (s.host.rank() == 0) drop_old(dir, state.done.step, s.config.checkpoint.keep);
   s.host.barrier();
   return final.string();
 }

@@ -27,13 +27,14 @@ struct RunState {
 };
 
 // Saves step `state.done.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its
-// folder.
+// folder. AttemptFailed (host/attempts.h), on all ranks: a file could not be written on one of them. Then nothing of
+// this step is left there, and what was saved before stands as it was.
 std::string save_checkpoint(Trainer&, const RunState&);
 // Everything but the data's position, which the caller takes from what is returned. InputError: it does not fit this
 // run, or what was read is not what its checksums.json says (train/integrity.h).
 RunState load_checkpoint(Trainer&, const std::filesystem::path& folder);
-// What fp8.exclude must hold besides, before a Trainer is made for this checkpoint.
-std::vector<std::string> fallbacks_of(const std::filesystem::path& folder);
+// What fp8.exclude must hold besides, before a Trainer is made for this checkpoint. On all ranks, as rank 0 reads it.
+std::vector<std::string> fallbacks_of(Host&, const std::filesystem::path& folder);
 // The newest complete checkpoint below `dir`; none if there is none.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir);
 

@@ -31,6 +31,8 @@ inline std::string scales_file(const Session& s) {
   return has_own_scales(s) ? concat("fp8.rank-", s.host.rank(), ".safetensors") : "fp8.safetensors";
 }
 
+inline bool is_fp8_of_another_rank(const std::string& file) { return file.starts_with("fp8.rank-"); }
+
 inline bool has_dynamic_loss_scale(const Session& s) {
   return loss_scaling(s.config.precision) == LossScaling::dynamic;
 }

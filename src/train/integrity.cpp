@@ -1,15 +1,25 @@
 #include "train/integrity.h"
 
+#include <map>
+#include <utility>
+
+#include "base/files.h"
 #include "base/log.h"
 #include "data/checkpoints.h"
+#include "train/checkpoint_files.h"
+#include "train/same_run.h"
 
 namespace octet::BACKEND {
 namespace {
 
-std::optional<SavedChecksums> read_saved(const std::filesystem::path& folder, const Host& host) {
-  if (has_checksums(folder)) try {
-      return SavedChecksums(folder);
+std::optional<SavedChecksums> read_saved(const std::filesystem::path& folder, Host& host) {
+  std::string text;
+  if (host.rank() == 0 && has_checksums(folder)) try {
+      text = read_file(folder / kChecksumFile);
+      const SavedChecksums check(folder, text);
     } catch (const InputError& e) { bad_input(e.what(), ": copy the checkpoint again, or ", instead_of(folder)); }
+  text = of_rank_0(host, text);
+  if (!text.empty()) return SavedChecksums(folder, text);
   if (host.rank() == 0)
     log_warning(folder.string(), " has no ", kChecksumFile, ": whether it is still what was saved is not known");
   return {};
@@ -24,7 +34,17 @@ template <class... Parts>
 }  // namespace
 
 Integrity::Integrity(Host& host, std::filesystem::path folder)
-    : host_(host), folder_(std::move(folder)), saved_(read_saved(folder_, host)) {}
+    : host_(host), folder_(std::move(folder)), saved_(read_saved(folder_, host)) {
+  if (saved_ && host_.rank() == 0) compare_small_files();
+}
+
+void Integrity::compare_small_files() const {
+  std::error_code none;
+  for (const std::string& file : saved_->files()) {
+    if (!std::filesystem::exists(folder_ / file, none)) damaged(folder_, file, "it is missing");
+    if (!is_fp8_of_another_rank(file)) compare_file(file);  // those are read by the ranks that they belong to
+  }
+}
 
 void Integrity::add(const std::string& file, const std::string& tensor, const Read& read) {
   parts_.push_back({file, tensor});
@@ -39,12 +59,17 @@ void Integrity::compare() const {
   for (size_t i = 0; i < n; ++i) {
     const auto& [file, tensor] = parts_[i];
     uint64_t sum = 0;
-    for (size_t r = 0; r < R; ++r) {
+    std::map<std::pair<int64_t, int64_t>, size_t> owner;  // of a slice: the rank that counts
+    for (size_t r = 0; r < R; ++r)
+      if (const Read& one = all[r * n + i]; one.counts) {
+        sum += one.sum;
+        owner.emplace(std::pair(one.first, one.count), r);
+      }
+    for (size_t r = 0; r < R; ++r) {  // a replica of the slice, read apart
       const Read& one = all[r * n + i];
-      if (one.counts) sum += one.sum;
-      for (size_t o = 0; o < r && !one.counts; ++o)  // a replica of the slice, read apart
-        if (const Read& other = all[o * n + i]; other.counts && other.first == one.first && other.count == one.count)
-          if (other.sum != one.sum) damaged(folder_, file, tensor, " is not on rank ", r, " what it is on rank ", o);
+      const auto o = owner.find({one.first, one.count});
+      if (!one.counts && o != owner.end() && all[o->second * n + i].sum != one.sum)
+        damaged(folder_, file, tensor, " is not on rank ", r, " what it is on rank ", o->second);
     }
     const std::optional<uint64_t> saved = saved_->of(file, tensor);
     if (!saved) damaged(folder_, file, kChecksumFile, " has no checksum of ", tensor);

@@ -17,7 +17,8 @@ class Integrity {
     int64_t first = 0, count = 0;  // elements of the tensor
     bool counts = false;           // this rank is the first of those that hold the slice
   };
-  // A checkpoint without checksums.json is not compared; rank 0 warns.
+  // A checkpoint without checksums.json is not compared; rank 0 warns. Rank 0 reads checksums.json for all, so that no
+  // node's view of the folder splits them, and looks that no file is missing and no small one was changed.
   Integrity(Host& host, std::filesystem::path folder);
   void add(const std::string& file, const std::string& tensor, const Read& read);  // in the same order on all ranks
   // InputError that names the file, and says what to take instead.
@@ -25,6 +26,7 @@ class Integrity {
   void compare_file(const std::string& file) const;
 
  private:
+  void compare_small_files() const;
   struct Part {
     std::string file, tensor;
   };

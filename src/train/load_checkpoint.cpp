@@ -1,16 +1,19 @@
 // The way back from a checkpoint's files to a trainer, each rank its own slices; train/checkpoint.h says what is in
 // them.
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 
 #include "base/json.h"
 #include "base/log.h"
+#include "config/config_file.h"
 #include "data/checkpoints.h"
 #include "ops/tune.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
 #include "train/integrity.h"
+#include "train/same_run.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -77,14 +80,15 @@ void read_slices(Session& s, const SafetensorsModel& model, Integrity& integrity
 
 void read_scales(Session& s, const fs::path& folder, const Integrity& integrity) {
   if (s.scaling.size() == 0) return;
+  const bool there = rank_0_sees(s.host, folder / "fp8.safetensors");
   fs::path path = folder / scales_file(s);
-  if (has_own_scales(s) && !fs::exists(path) && fs::exists(folder / "fp8.safetensors")) {
+  if (has_own_scales(s) && !fs::exists(path) && there) {
     path = folder / "fp8.safetensors";
     log_warning(folder.string(), " has no FP8 state of rank ", s.host.rank(), ": it starts with rank 0's");
   }
-  if (!fs::exists(path)) {
+  if (!there) {
     if (s.host.rank() == 0)
-      log_warning(path.parent_path().string(), " has no FP8 state: every scale starts cold, measured on its first use");
+      log_warning(folder.string(), " has no FP8 state: every scale starts cold, measured on its first use");
     return;
   }
   const auto file = opened<SafetensorsFile>(path);
@@ -125,6 +129,29 @@ void read_scales(Session& s, const fs::path& folder, const Integrity& integrity)
   integrity.compare_file(path.filename());
 }
 
+// Weights of the same shapes may be another model's: of other heads, of another rotary base. On purpose maybe, for a
+// longer context; if not, the loss jumps, and nothing says why.
+void warn_of_another_model(const Session& s, const fs::path& folder) try {
+  if (s.host.rank() != 0 || !fs::exists(folder / "config.json")) return;
+  const auto fields = [](const ModelConfig& m) { return write_config_file(m, ""); };
+  const json saved = fields(load_model_config(folder)), ours = fields(s.config.model);
+  constexpr std::array kOthers{"max_position_embeddings",
+                               "initializer_range",
+                               "router_aux_loss_coef",
+                               "router_jitter_noise",
+                               "output_router_logits",
+                               "rope_parameters",  // as rope_theta
+                               "bos_token_id",
+                               "eos_token_id"};
+  for (const auto& [key, value] : ours.items()) {
+    const bool computes = std::find(kOthers.begin(), kOthers.end(), key) == kOthers.end();
+    if (const json before = saved.value(key, json()); computes && before != value)
+      log_warning(folder.string(), ": model.", key, " was ", show(before), " and is ", show(value),
+                  " now: the weights go on as another model");
+  }
+} catch (const InputError&) {  // no whole config.json, and no checksums that would have told so
+}
+
 // A dynamic loss scale goes on where it stood; a static one is the config's.
 void read_loss_scale(const Session& s, const json& state, const std::string& where, StepState& counters) {
   counters.loss_scale = first_loss_scale(s.config.precision);
@@ -139,14 +166,26 @@ void read_loss_scale(const Session& s, const json& state, const std::string& whe
 
 }  // namespace
 
-std::vector<std::string> fallbacks_of(const std::filesystem::path& folder) {
-  const json state = read_checkpoint_state(folder), names = state.value("fallbacks", json::array());
+// Of a checkpoint, as rank 0 reads it: nodes that see another one must not go on from another step.
+static json state_of_rank_0(Host& host, const fs::path& folder) {
+  constexpr auto kReplace = json::error_handler_t::replace;  // names that are no UTF-8 are none of ours
+  const std::string text =
+      of_rank_0(host, host.rank() == 0 ? read_checkpoint_state(folder).dump(-1, ' ', false, kReplace) : "");
+  return parse_json(text, (folder / "state.json").string());
+}
+
+static std::vector<std::string> fallbacks_in(const json& state, const fs::path& folder) {
+  const json names = state.value("fallbacks", json::array());
   std::vector<std::string> layers;
   for (const json& name : names) {
     if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is no list of names");
     layers.push_back(name.get<std::string>());
   }
   return layers;
+}
+
+std::vector<std::string> fallbacks_of(Host& host, const fs::path& folder) {
+  return fallbacks_in(state_of_rank_0(host, folder), folder);
 }
 
 // An option of the config that was saved; 0 where there is none, or another.
@@ -159,7 +198,7 @@ static int64_t saved_option(const json& state, const char* key) {
 
 RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) {
   Session& s = trainer.session;
-  const json state = read_checkpoint_state(folder);
+  const json state = state_of_rank_0(s.host, folder);
   const auto number = [&](const char* key, uint64_t most) {
     if (!state.contains(key) || !state[key].is_number_unsigned() || state[key].get<uint64_t>() > most)
       bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number up to ", most);
@@ -177,7 +216,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   };
   r.data = fingerprint("data");
   r.tokenizer = fingerprint("tokenizer");
-  r.fallbacks = fallbacks_of(folder);
+  r.fallbacks = fallbacks_in(state, folder);
   const int64_t seq_len = saved_option(state, "seq_len");
   r.tokens_per_step = saved_option(state, "global_batch_size") * seq_len;
   if (state.contains("tokens")) r.done.tokens = number("tokens", uint64_t{1} << 62);
@@ -185,11 +224,11 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
     bad_input((folder / "state.json").string(), ": more tokens than can be counted; the checkpoint is damaged");
 
   Integrity integrity(s.host, folder);
-  integrity.compare_file("state.json");
   const auto model = opened<SafetensorsModel>(folder / "model.safetensors");
   check_names(names_of(s.params), model, layout_of(s.config.model));
+  warn_of_another_model(s, folder);
   read_slices(s, model, integrity, [](auto& p, auto&& f) { for_each_master(p, f); });
-  if (fs::exists(folder / "optimizer.safetensors")) {
+  if (rank_0_sees(s.host, folder / "optimizer.safetensors")) {
     const auto moments = opened<SafetensorsModel>(folder / "optimizer.safetensors");
     read_slices(s, moments, integrity, [](auto& p, auto&& f) { for_each_moment(p, f); });
   } else {
@@ -199,10 +238,8 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   }
   integrity.compare();
   read_scales(s, folder, integrity);
-  if (fs::exists(folder / "plans.jsonl")) {
-    integrity.compare_file("plans.jsonl");
-    import_plans(s.device, read_file(folder / "plans.jsonl"));
-  }
+  if (const fs::path plans = folder / "plans.jsonl"; rank_0_sees(s.host, plans))
+    import_plans(s.device, of_rank_0(s.host, s.host.rank() == 0 ? read_file(plans) : ""));
   s.params.publish(s.stream, ParameterStore::Masters::changed);
   trainer.restore(r.done, r.counters);
   return r;

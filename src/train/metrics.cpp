@@ -195,7 +195,17 @@ void Metrics::evaluation(int64_t step, double loss) {
 }
 
 void Metrics::saved(const std::string& folder) {
+  saved_at_ = seconds_;
   if (speaks_) log_info("saved ", folder);
+}
+
+void Metrics::not_saved(const NotSaved& s) {
+  if (!speaks_) return;
+  log_error("step ", s.step, " is not saved: ", s.why, "; the run goes on, and saves next at step ", s.next, ". ",
+            s.newest.empty() ? std::string("Nothing is saved yet") : concat("The newest checkpoint is ", s.newest));
+  if (s.failed > 1)
+    log_error("THE LAST ", s.failed, " SAVES HAVE FAILED: if the run ended now, ", human_duration(seconds_ - saved_at_),
+              " of training would be lost on all ranks. Act now");
 }
 
 void Metrics::finish(const TrainResult& r) {

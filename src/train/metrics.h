@@ -23,6 +23,11 @@ class Metrics {
   void replanned(const PlanResult&);  // after a fallback: as much work, in other memory
   void evaluation(int64_t step, double loss);
   void saved(const std::string& folder);
+  struct NotSaved {
+    int64_t step, next, failed;  // of this save, of the next one; saves that failed in a row
+    std::string why, newest;     // newest: the checkpoint that a resume would take; "" if there is none
+  };
+  void not_saved(const NotSaved&);
   void finish(const TrainResult&);
 
  private:
@@ -36,6 +41,7 @@ class Metrics {
   double peak_;             // FLOP/s of the card for this precision; 0: unknown
   size_t memory_;
   double seconds_ = 0, trained_ = 0;  // in steps, evaluation and saving excluded
+  double saved_at_ = 0;               // seconds_ when the last checkpoint was saved
   int64_t begin_ = 0, last_ = 0;
   enum class File { untried, works, fails } file_ = File::untried;
   std::unique_ptr<Progress> progress_;

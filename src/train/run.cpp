@@ -16,6 +16,7 @@
 #include "data/checkpoints.h"
 #include "data/run_folder.h"
 #include "data/tokenizer.h"
+#include "host/attempts.h"
 #include "train/agreement.h"
 #include "train/checkpoint.h"
 #include "train/entries.h"
@@ -126,6 +127,14 @@ std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, const Data& data, Hos
   return folder;
 }
 
+void require_shared_folder(const RunConfig& c, const RunFolder* held, Host& host) {
+  if (c.checkpoint.dir->empty() || host.shares_memory()) return;
+  const std::string mark = of_rank_0(host, held ? held->mark() : "");
+  Attempts looks(host);
+  if (host.rank() != 0 && !mark.empty()) looks([&] { require_marked(*c.checkpoint.dir, mark); });
+  looks.agree();
+}
+
 struct Diverged : Error {  // a check of the run's own failed; it says of which steps
   explicit Diverged(const std::string& steps)
       : Error(concat(steps,
@@ -141,17 +150,18 @@ class Run {
         config_(config),
         host_(host),
         planner_(planner),
+        watchdog_(host, config.parallel.watchdog_seconds),
         data_(open_data(config_)),
         folder_(hold_folder(config_, data_, host)),
         watch_(config_.fp8),
         from_(resume_from()),
-        samples_(samples_of(data_.train)),
-        watchdog_(host, config.parallel.watchdog_seconds) {
+        samples_(samples_of(data_.train)) {
     require_same_run(host_, config_,
                      {data_.train.fingerprint(), data_.validation ? data_.validation->fingerprint() : 0});
+    require_shared_folder(config_, folder_.get(), host_);
     for (const std::string& line : host_.rank() == 0 ? unused_options(config_) : std::vector<std::string>{})
       log_warning(line);
-    if (from_) fallbacks_ = fallbacks_of(*from_);
+    if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();
     metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
   }
@@ -177,7 +187,8 @@ class Run {
       const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
       if (step == last || ends || stops || evaluates || saves) log_through(step);
       if (evaluates || step == last) evaluate();
-      if (saves || ends || stops || step == last) save();
+      if (ends || stops || step == last) save(Save::last);
+      else if (saves) save(Save::periodic);
       if (ends || stops) {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
@@ -234,7 +245,7 @@ class Run {
       fallbacks_.push_back(layer);
     }
     saved_ = -1;
-    save();
+    save(Save::last);
     build();
     load_checkpoint(*trainer_, result_.checkpoint);
     metrics_->replanned(plan_);
@@ -289,15 +300,34 @@ class Run {
     result_.validation_loss = trainer_->evaluate(samples_of(*data_.validation), count);
     metrics_->evaluation(trainer_->steps_done(), result_.validation_loss);
   }
-  void save() {
-    if (config_.checkpoint.dir->empty() || saved_ == trainer_->steps_done()) return;
-    saved_ = trainer_->steps_done();
-    watchdog_.enter(Phase::checkpoint, saved_);
-    result_.checkpoint = save_checkpoint(*trainer_, {.done = trainer_->done(),
-                                                     .counters = trainer_->state(),
-                                                     .data = data_.train.fingerprint(),
-                                                     .tokenizer = data_.train.tokenizer_fingerprint(),
-                                                     .fallbacks = fallbacks_});
+  enum class Save : uint8_t { periodic, last };  // last: before the run ends, or is rebuilt from it
+  // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
+  // again.
+  void save(Save kind) {
+    const int64_t step = trainer_->steps_done();
+    if (config_.checkpoint.dir->empty() || saved_ == step) return;
+    watchdog_.enter(Phase::checkpoint, step);
+    try {
+      result_.checkpoint = save_checkpoint(*trainer_, {.done = trainer_->done(),
+                                                       .counters = trainer_->state(),
+                                                       .data = data_.train.fingerprint(),
+                                                       .tokenizer = data_.train.tokenizer_fingerprint(),
+                                                       .fallbacks = fallbacks_});
+    } catch (const AttemptFailed& e) {
+      const std::string newest = !result_.checkpoint.empty() ? result_.checkpoint : from_ ? from_->string() : "";
+      if (kind == Save::last)
+        throw AttemptFailed(concat(e.what(), newest.empty() ? "; nothing of this run is saved"
+                                                            : "; the newest that is saved: " + newest),
+                            e.exit_code());
+      metrics_->not_saved({.step = step,
+                           .next = std::min(step + config_.checkpoint.every, total_steps(config_, trainer_->done())),
+                           .failed = ++failed_saves_,
+                           .why = e.what(),
+                           .newest = newest});
+      return;
+    }
+    saved_ = step;
+    failed_saves_ = 0;
     metrics_->saved(result_.checkpoint);
   }
 
@@ -305,6 +335,7 @@ class Run {
   RunConfig config_;  // with the layers that fell back excluded from FP8
   Host& host_;
   const Planner& planner_;
+  Watchdog watchdog_;  // before whatever may wait for other ranks
   Data data_;
   std::unique_ptr<RunFolder> folder_;  // rank 0's
   HealthWatch watch_;
@@ -314,9 +345,12 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<Metrics> metrics_;
   Samples samples_;
-  Watchdog watchdog_;  // ends before the trainer it watches
+  struct Watched {
+    Watchdog& watchdog;
+    ~Watched() { watchdog.watch(nullptr); }
+  } watched_{watchdog_};  // ends before the trainer that is watched
   TrainResult result_;
-  int64_t logged_ = 0, saved_ = -1, skipped_in_a_row_ = 0;
+  int64_t logged_ = 0, saved_ = -1, skipped_in_a_row_ = 0, failed_saves_ = 0;  // failed_saves_: in a row
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "train/same_run.h"
 
+#include "base/build_id.h"
 #include "base/json.h"
 #include "host/engine.h"
 
@@ -27,10 +28,18 @@ std::string of_rank_0(Host& host, std::string text) {
   return text;
 }
 
+bool rank_0_sees(Host& host, const std::filesystem::path& path) {
+  std::error_code none;
+  char there = host.rank() == 0 && std::filesystem::exists(path, none);
+  host.broadcast(&there, sizeof there, 0);
+  return there;
+}
+
 void require_same_run(Host& host, const RunConfig& config, const DataPrints& prints) {
   if (host.size() == 1) return;
   json mine = resolved(config);
   mine["engine"] = engine().name;
+  mine["the build of the program"] = build_id();
   mine["the fingerprint of the training data"] = prints.train;
   mine["the fingerprint of the validation data"] = prints.validation;
   const std::string text = mine.dump(-1, ' ', false, json::error_handler_t::replace);

@@ -1,5 +1,6 @@
 #pragma once
 // Ranks read config and data each for itself, and nodes may have copies of their own: that all have the same.
+#include <filesystem>
 #include <string>
 
 #include "config/config.h"
@@ -8,6 +9,8 @@
 namespace octet::BACKEND {
 
 std::string of_rank_0(Host&, std::string text);  // its text, on every rank
+// What rank 0 sees, on every rank: over a network a folder may look older on one node than on the next.
+bool rank_0_sees(Host&, const std::filesystem::path&);
 
 struct DataPrints {
   uint64_t train = 0, validation = 0;  // fingerprints

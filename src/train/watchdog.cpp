@@ -13,11 +13,22 @@ constexpr unsigned kFarewell = 5;  // seconds in which MPI_Abort must have ended
 }  // namespace
 
 Watchdog::Watchdog(Host& host, double seconds) : host_(host), seconds_(seconds) {
-  if (seconds_ > 0 && host.size() > 1 && !host.shares_memory()) heartbeats_ = std::make_unique<Heartbeats>(host);
-  if (seconds_ > 0) thread_ = std::thread([this] { run(); });
+  if (seconds_ <= 0) return;
+  thread_ = std::thread([this] { run(); });  // before the first collective: a rank may have stopped already
+  if (host.size() == 1 || host.shares_memory()) return;
+  try {
+    auto heartbeats = std::make_unique<Heartbeats>(host);
+    const std::lock_guard lock(mutex_);
+    heartbeats_ = std::move(heartbeats);
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-Watchdog::~Watchdog() {
+Watchdog::~Watchdog() { end(); }
+
+void Watchdog::end() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);

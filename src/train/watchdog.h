@@ -33,6 +33,7 @@ class Watchdog {
 
  private:
   void run();
+  void end();     // of the thread
   void listen();  // to the session
   void hear();    // that there is progress
   struct Group {

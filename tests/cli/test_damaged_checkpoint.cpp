@@ -83,6 +83,32 @@ TEST_F(DamagedCheckpoint, AFileThatWasCut) {
   }
 }
 
+// Also of what a resume does without, and of what only readers after it would miss.
+TEST_F(DamagedCheckpoint, AnyOfItsFilesThatIsMissingOrAnother) {
+  for (const char* file :
+       {"config.json", "tokenizer.model", "state.json", "model.safetensors", "optimizer.safetensors"}) {
+    SCOPED_TRACE(file);
+    const std::string whole = read_file(newest(file));
+    fs::remove(newest(file));
+    expect_damaged(resume({"--ranks", "2"}), file, "damaged");
+    write_file(newest(file), whole);
+  }
+  for (const char* file : {"config.json", "tokenizer.model"}) {
+    SCOPED_TRACE(file);
+    const std::string whole = read_file(newest(file));
+    for (const std::string& other : {std::string(), whole.substr(0, whole.size() / 2), whole + " "}) {
+      write_file(newest(file), other);
+      expect_damaged(resume(), file, "its checksum is not that in checksums.json");
+    }
+    write_file(newest(file), whole);
+  }
+  fs::remove(newest("optimizer.safetensors"));
+  fs::remove(newest("checksums.json"));  // on purpose, then
+  const Ran r = resume();
+  expect_done(r, {"step 12/12"});
+  EXPECT_TRUE(has(r.err, "the optimizer starts without its moments")) << r;
+}
+
 TEST_F(DamagedCheckpoint, TheChecksumsThemselves) {
   const std::string sums = read_file(newest("checksums.json"));
   const std::string tensor = "lm_head.weight";

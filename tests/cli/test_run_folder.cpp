@@ -1,5 +1,7 @@
 // What a run has saved is never harmed: not by a second run, a second signal, a full disk, or checkpoints of a run
 // before.
+#include <fcntl.h>
+
 #include <chrono>
 #include <thread>
 
@@ -82,14 +84,43 @@ TEST(RunFolder, AFullDiskEndsTheRunAndKeepsWhatWasSaved) {
   const std::string at = tiny.path("run/step-00000005/");
   const std::string weights = read_file(at + "model.safetensors"), moments = read_file(at + "optimizer.safetensors");
   // A file may grow to 64 KiB more than the weights take: the moments do not fit.
-  const Ran r = run({"sh", "-c",
-                     concat("trap '' XFSZ; ulimit -f ", (weights.size() + 65536) / 512, "; ", OCTET_BINARY, " train ",
-                            tiny.path("config.json"))});
+  const Ran r = run(
+      {"sh", "-c",
+       concat("ulimit -f ", (weights.size() + 65536) / 512, "; ", OCTET_BINARY, " train ", tiny.path("config.json"))});
   EXPECT_EQ(r.code, 3) << r;
   EXPECT_TRUE(has(r.err, "checkpoint at step 10") && has(r.err, "optimizer.safetensors")) << r;
   EXPECT_EQ(names_in(tiny.path("run")), (std::vector<std::string>{".lock", "step-00000005"}));
   EXPECT_TRUE(read_file(at + "model.safetensors") == weights && read_file(at + "optimizer.safetensors") == moments);
   expect_done(tiny.train(), {"resumed from " + tiny.path("run/step-00000005"), "step 10/10"});
+}
+
+// As after an operator has made room: the run was not lost, and the next save is whole.
+TEST(RunFolder, APeriodicSaveThatFailsIsTriedAgain) {
+  const TinyRun tiny;
+  const std::string folder = tiny.path("run"), away = tiny.path("away");
+  const auto swap = [&] { return ::renameat2(AT_FDCWD, folder.c_str(), AT_FDCWD, away.c_str(), RENAME_EXCHANGE); };
+  const auto saves = [&](const std::string& than) {
+    const std::vector<std::string> names = names_in(folder);
+    return names.back().starts_with("step-") && names.back() > than;
+  };
+  Process process(tiny.words({"training.steps=10000000", "checkpoint.every=5", "schedule.lr=1e-3", "--ranks", "2"}),
+                  tiny.folder());
+  ASSERT_TRUE(within_two_minutes([&] { return !process.runs() || (fs::exists(folder) && saves("")); }));
+  write_file(away, "a file where the folder was");
+  ASSERT_EQ(swap(), 0);
+  const auto said = [&] { return read_file(tiny.path("ran.err")); };
+  EXPECT_TRUE(within_two_minutes([&] { return !process.runs() || has(said(), "THE LAST 2 SAVES HAVE FAILED"); }));
+  ASSERT_TRUE(process.runs()) << process.wait();
+  EXPECT_TRUE(has(said(), "error: step ") && has(said(), " is not saved: cannot ") && has(said(), folder) &&
+              has(said(), "name another place") && has(said(), "The newest checkpoint is " + folder + "/step-"))
+      << said();
+  ASSERT_EQ(swap(), 0);
+  const std::string newest = names_in(folder).back();
+  EXPECT_TRUE(within_two_minutes([&] { return !process.runs() || saves(newest); }));
+  process.signal(SIGTERM);
+  const Ran r = process.wait();
+  EXPECT_EQ(r.code, 4) << r;
+  expect_done(tiny.train({"training.steps=10000000", "training.stop_after=1"}), {"resumed from"});
 }
 
 TEST(RunFolder, KeepDropsNothingThatWasJustSaved) {

@@ -274,13 +274,14 @@ TEST(Fp8Health, APlantedSpikeRaisesTheAlarmAndTheFallback) {
     }
     EXPECT_EQ(fell_back_at, 6);
     EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8}));
-    const auto fallbacks = fallbacks_of(result.checkpoint);
+    LoneHost host;
+    const auto fallbacks = fallbacks_of(host, result.checkpoint);
     EXPECT_TRUE(std::find(fallbacks.begin(), fallbacks.end(), layer) != fallbacks.end());
 
     const auto [resumed, nothing] = run({"training.steps=10"});
     EXPECT_EQ(resumed.step, 10);
     EXPECT_FALSE(records(folder / "log.jsonl").back()["fp8"]["tensors"].contains(x));
-    EXPECT_EQ(fallbacks_of(resumed.checkpoint), fallbacks);
+    EXPECT_EQ(fallbacks_of(host, resumed.checkpoint), fallbacks);
   }
 }
 

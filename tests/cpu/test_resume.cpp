@@ -40,6 +40,7 @@ TEST_F(Resume, WithoutMomentsTheNextUpdateIsTheFirst) {
   t.run(4);
   const fs::path at = t.save();
   fs::remove(at / "optimizer.safetensors");
+  fs::remove(at / "checksums.json");  // it goes on purpose
   load_checkpoint(other, at);
   const Bits before = weight_bits(other.session.params);
   other.run(1);
@@ -55,6 +56,24 @@ TEST_F(Resume, WithoutMomentsTheNextUpdateIsTheFirst) {
     whole += std::abs(std::abs(double(y) - double(x)) / c.schedule.lr - 1) < 1e-3;
   }
   EXPECT_GT(whole, n * 9 / 10);
+}
+
+// Weights of the same shapes under another meaning are not refused, for a longer context is a use of it; but told of.
+TEST_F(Resume, AnotherModelOfTheSameShapesIsToldOf) {
+  const auto said = [&](const RunConfig& c, const fs::path& at) {
+    testing::internal::CaptureStderr();
+    TinyTrainer t(c);
+    load_checkpoint(t, at);
+    return testing::internal::GetCapturedStderr();
+  };
+  TinyTrainer t(config());
+  t.run(1);
+  const fs::path at = t.save();
+  EXPECT_EQ(said(config(), at), "");
+  EXPECT_EQ(said(config({"model.max_position_embeddings=1024"}), at), "");
+  const std::string base = said(config({"model.rope_theta=500000"}), at);
+  EXPECT_TRUE(has(base, "rope_theta was 10000") && has(base, "is 500000")) << base;
+  EXPECT_TRUE(has(said(config({"model.rms_norm_eps=0.001"}), at), "model.rms_norm_eps was ")) << base;
 }
 
 // A slot that the checkpoint did not have begins cold, at whatever point of fp8.interval the others are.

@@ -1,5 +1,6 @@
 // The watchdog ends a silent rank with what it was doing, and leaves a slow one alone.
 #include "cpu/tiny_model.h"
+#include "host_wrapper.h"
 #include "train/watchdog.h"
 
 namespace octet::BACKEND {
@@ -50,6 +51,24 @@ TEST(WatchdogDeathTest, ASilentRankEndsWithThreeAndSaysWhere) {
     sleep_for(20);
   };
   EXPECT_EXIT(silent(1), testing::ExitedWithCode(3), "rank 0: octet: no progress for 1 s in step at step 3");
+}
+
+// The first thing that ranks do together is the watchdog's own: who stopped before it would be waited for without end.
+TEST(WatchdogDeathTest, ARankThatNeverComesIsNotWaitedForWithoutEnd) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  struct Waits : HostWrapper {
+    using HostWrapper::HostWrapper;
+    int size() const override { return 2; }
+    bool shares_memory() const override { return false; }
+    void all_gather(void*, const void*, size_t) override { sleep_for(60); }
+    const char* under_way() const override { return "all-gather"; }
+  };
+  const auto start = [] {
+    LoneHost alone;
+    Waits host(alone);
+    Watchdog w(host, 0.05);  // a start may take 40 times that
+  };
+  EXPECT_EXIT(start(), testing::ExitedWithCode(3), "in start at step 0, waiting in: all-gather on the host");
 }
 
 TEST(Watchdog, MicroBatchesAndReportsAreProgress) {

@@ -1,5 +1,8 @@
 // A rank that dies, throws or sleeps ends the job on all ranks within 30 seconds, whatever it was doing; a signal to
 // one rank saves the same step on all. The times are printed.
+#include <sys/resource.h>
+
+#include "data/checkpoints.h"
 #include "mpi/job.h"
 #include "mpi/mpirun.h"
 
@@ -88,6 +91,31 @@ TEST_F(Failures, ARankThatThrowsSaysWhere) {
   EXPECT_EQ(r.code, 2) << r;  // a folder that cannot be there is bad input, whenever it comes to light
   EXPECT_TRUE(has(r.err, "rank 0: octet: checkpoint at step ")) << r;
   EXPECT_TRUE(has(r.err, job.path("run"))) << r;
+}
+
+// Of one rank's disk, for a while: all ranks hear of it, go on, and save the next time.
+TEST_F(Failures, ASaveThatFailsOnOneRankIsTriedAgain) {
+  Job job(*tiny, 3, endless({"checkpoint.every=2"}));
+  ASSERT_TRUE(job.reaches_step(4)) << job.wait();
+  const auto allow = [&](rlim_t bytes) {
+    const rlimit limit{bytes, RLIM_INFINITY};
+    return ::prlimit(job.pid(1), RLIMIT_FSIZE, &limit, nullptr);
+  };
+  ASSERT_EQ(allow(4096), 0);
+  const auto says = [&](const std::string& file, const std::string& text) {
+    return has(read_file(job.path(file)), text);
+  };
+  EXPECT_TRUE(within(kReady, [&] { return !job.runs() || says("mpirun.err", "THE LAST 2 SAVES HAVE FAILED"); }));
+  EXPECT_TRUE(says("mpirun.err", " is not saved: rank 1: cannot write '")) << read_file(job.path("mpirun.err"));
+  EXPECT_TRUE(says("mpirun.err", "ulimit -f"));
+  ASSERT_EQ(allow(RLIM_INFINITY), 0);
+  const int64_t step = job.records().back()["step"];
+  ASSERT_TRUE(job.reaches_step(step + 5)) << job.wait();
+  EXPECT_TRUE(checkpoint_step(complete_checkpoints(job.path("run")).back()) > step);
+  job.signal(2, SIGTERM);
+  const Ran r = job.end("SIGTERM after saves that failed");
+  EXPECT_EQ(r.code, 4) << r;
+  EXPECT_TRUE(job.saving().empty());
 }
 
 // Rank 0 holds the folder of checkpoints for all.
