@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "host/deadline.h"
 #include "host/processors.h"
 
 namespace octet {
@@ -14,6 +15,8 @@ namespace {
 // With as many threads each as if it were alone, ranks of one machine spend most of their time on waiting for threads
 // of others to leave the processor. OMP_NUM_THREADS goes before.
 void share_processors(Host& host) {
+  const Deadline limit(host.shares_memory() ? 0 : kMostForMpi,
+                       concat("rank ", host.rank(), " has waited ", kMostForMpi, " s for a first word of all ranks"));
   const int share = fair_share(host);
   if (share > 0 && !std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(share);
 }
@@ -78,6 +81,11 @@ RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& e
   };
   std::vector<Place> all(size_t(host.size()));
   const int local = host.local_size();
+  const double most = host.shares_memory() ? 0 : 40 * config.parallel.watchdog_seconds;  // as its phase "start"
+  const Deadline limit(most,
+                       concat("rank ", host.rank(), " has waited ", most,
+                              " s at the start for its own card, or for a word of all ranks: look at the nodes of "
+                              "ranks that do not say so"));
   const Place mine{host.size() > local ? double(engine.room(host)) : 0, host.local_rank(), local};
   host.all_gather(all.data(), &mine, sizeof mine);
   double least = all[0].bytes;

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "base/check.h"
+#include "host/deadline.h"
 #include "host/host.h"
 #include "host/launch.h"
 
@@ -162,6 +163,10 @@ std::unique_ptr<Host> mpi_host(int* argc, char*** argv) {
       bad_input("srun started ", l.ranks, " ranks without MPI, each would train alone: use srun --mpi=pmix, or mpirun");
     return nullptr;
   }
+  const Deadline limit(kMostForMpi,
+                       concat("MPI has not started the ", l.ranks, " ranks within ", kMostForMpi,
+                              " s: one of them hangs, or never came: look at what the others say, and at the "
+                              "nodes that say nothing"));
   int provided = 0;
   MPI_CHECK(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided));
   // Errors come back as codes, so that the message says which rank met them

@@ -2,6 +2,9 @@
 // plan; `octet plan` says so.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "cli/ranks.h"
 #include "cli/run.h"
 #include "host_wrapper.h"
@@ -78,6 +81,22 @@ TEST(ShardDegree, AllRanksChooseTheSameWhateverTheirMachines) {
   EXPECT_EQ(chosen({{0, 4}, {1, 4}, {2, 4}, {3, 4}}), 0);
   EXPECT_EQ(chosen({{0, 3}, {1, 3}, {2, 3}, {0, 1}}), 0);  // machines of different sizes
   EXPECT_EQ(chosen({{0, 2}, {0, 2}, {1, 2}, {1, 2}}), 0);  // dealt round: neighbours are on different machines
+}
+
+// A rank whose card's driver hangs never answers; the others are not to hold their nodes for it.
+TEST(ShardDegreeDeathTest, ARankThatNeverAnswersIsNotWaitedForWithoutEnd) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  struct Waits : HostWrapper {
+    using HostWrapper::HostWrapper;
+    bool shares_memory() const override { return false; }
+    void all_gather(void*, const void*, size_t) override { std::this_thread::sleep_for(std::chrono::minutes(1)); }
+  };
+  const auto ask = [] {
+    LoneHost alone(2);
+    Waits host(alone);
+    with_shard_degree(config_of({"parallel.watchdog_seconds=1e-2"}), host, cpu::engine(), planner(2));
+  };
+  EXPECT_EXIT(ask(), testing::ExitedWithCode(3), "octet: rank 0 has waited 0.4 s at the start for its own card");
 }
 
 TEST(ShardDegree, OctetPlanSaysWhatItChose) {
