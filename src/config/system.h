@@ -46,6 +46,11 @@ struct CheckpointConfig : Section {
   Option<std::string> dir{this, "dir", "out/checkpoints", "folder of the checkpoints (\"\": none are written)"};
   Option<int64_t> every{this, "every", 0, "steps between checkpoints (0: only at the end)", at_least(0)};
   Option<int64_t> keep{this, "keep", 2, "newest checkpoints that are kept (0: all)", at_least(0)};
+  Option<double> buffer_gib{
+      this, "buffer_gib", -1,
+      "GiB of host memory in which a rank holds what a save has still to write, while training goes on (0: training "
+      "waits for each save; -1: half of what is free on the machine, shared by its ranks)",
+      at_least(-1)};
   Option<std::string> resume{this, "resume", "auto",
                              "auto: from the newest checkpoint of checkpoint.dir, if any; none; or the path of one"};
 };

@@ -1,7 +1,7 @@
 #include "train/checkpoint.h"
 
 #include <algorithm>
-#include <optional>
+#include <atomic>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -10,54 +10,13 @@
 #include "data/checkpoints.h"
 #include "data/checksums.h"
 #include "data/run_folder.h"
-#include "data/safetensors_writer.h"
 #include "data/tokenizer.h"
-#include "host/attempts.h"
 #include "ops/tune.h"
 #include "train/checkpoint_files.h"
 
 namespace octet::BACKEND {
 namespace {
 namespace fs = std::filesystem;
-constexpr int64_t kChunk = int64_t{1} << 24;  // elements on the host at once
-
-// One file of tensors that lie in slices on all ranks.
-template <class ForEach>
-void write_slices(Session& s, Attempts& files, const fs::path& path, const std::map<std::string, std::string>& metadata,
-                  Checksums& checksums, ForEach&& for_each) {
-  const HfLayout layout = layout_of(s.config.model);
-  std::vector<StoredTensor> tensors;
-  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
-    tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
-  });
-  std::optional<SafetensorsWriter> writer;
-  const auto open = [&](WriterRole role) { files([&] { writer.emplace(path, tensors, metadata, role); }); };
-  if (s.host.rank() == 0) open(WriterRole::create);
-  files.agree();
-  if (s.host.rank() != 0) open(WriterRole::join);
-  std::vector<uint64_t> sums(tensors.size());  // of what this rank writes
-  auto sum = sums.begin();
-  std::vector<std::byte> bytes;
-  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
-    const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;
-    for (int64_t i = 0; i < count && !files.failed(); i += kChunk) {
-      const Tensor part = t.part(i, {std::min(kChunk, count - i)});
-      bytes.resize(part.bytes());
-      copy_to_host(s.stream, bytes.data(), part.data, part.bytes());
-      s.stream.synchronize();
-      files([&] { writer->write_bytes(stored, first + i, bytes); });
-      *sum += checksum(bytes, size_of(t.dtype), first + i);
-      ++s.pulse;
-    }
-    ++sum;
-  });
-  files([&] { writer->close(); });
-  writer.reset();  // of a failed one nobody holds the file when it is removed
-  files.agree();
-  std::vector<uint64_t> all(sums.size() * size_t(s.host.size()));
-  s.host.all_gather(all.data(), sums.data(), sums.size() * sizeof(uint64_t));
-  for (size_t i = 0; i < all.size(); ++i) checksums.add(path.filename(), tensors[i % sums.size()].name, all[i]);
-}
 
 void write_scales(Session& s, Attempts& files, const fs::path& path) {
   std::vector<StoredTensor> tensors;
@@ -111,35 +70,6 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
 }
 }  // namespace
 
-static void write_checkpoint(Session& s, const fs::path& staged, const fs::path& final, const RunState& state) {
-  const bool first = s.host.rank() == 0;
-  Attempts files(s.host);
-  if (first)
-    files([&] {
-      std::error_code none;  // what hinders it hinders making it, and is told there
-      fs::remove_all(staged, none);
-      make_folders(staged);
-    });
-  Checksums checksums;
-  write_slices(s, files, staged / "model.safetensors", {{"format", "pt"}}, checksums,
-               [](auto& p, auto&& f) { for_each_master(p, f); });
-  write_slices(s, files, staged / "optimizer.safetensors", {}, checksums,
-               [](auto& p, auto&& f) { for_each_moment(p, f); });
-  if (first || has_own_scales(s)) write_scales(s, files, staged / scales_file(s));
-  if (first) files([&] { write_state(s, staged, state); });
-  files.agree();  // every rank's ranges are durable
-  if (first)
-    files([&] {
-      for (const auto& entry : fs::directory_iterator(staged))
-        if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
-      checksums.write(staged);
-      write_file(staged / "COMPLETE", "");
-      sync_path(staged);
-      replace_folder(staged, final);
-    });
-  files.agree();
-}
-
 // Of those up to this step: later ones are another run's, which went on in the same folder before this one.
 static void drop_old(const fs::path& dir, int64_t step, int64_t keep) try {
   std::vector<fs::path> all = complete_checkpoints(dir);
@@ -152,22 +82,124 @@ static void drop_old(const fs::path& dir, int64_t step, int64_t keep) try {
   log_warning("cannot remove old checkpoints below ", dir.string(), ": ", e.code().message());
 }
 
-std::string save_checkpoint(Trainer& trainer, const RunState& state) {
+CheckpointWriter::Staged::~Staged() {
+  std::error_code none;
+  if (!path.empty()) fs::remove_all(path, none);
+}
+
+template <class ForEach>
+void CheckpointWriter::open(Session& s, Attempts& files, const std::string& name,
+                            const std::map<std::string, std::string>& metadata, ForEach&& for_each) {
+  SlicedFile& f = save_->files.emplace_back();
+  f.path = save_->staged / name;
+  const HfLayout layout = layout_of(s.config.model);
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
+    f.tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
+  });
+  f.sums.resize(f.tensors.size());
+  const auto open = [&](WriterRole role) { files([&] { f.writer.emplace(f.path, f.tensors, metadata, role); }); };
+  if (s.host.rank() == 0) open(WriterRole::create);
+  files.agree();
+  if (s.host.rank() != 0) open(WriterRole::join);
+}
+
+template <class ForEach>
+void CheckpointWriter::snapshot(Session& s, SlicedFile& f, ForEach&& for_each) {
+  const HfLayout layout = layout_of(s.config.model);
+  uint64_t* sum = f.sums.data();
+  for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
+    const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;
+    const auto write = [&f, stored, first, element = size_of(t.dtype), sum](int64_t at, std::span<const std::byte> x) {
+      f.writer->write_bytes(stored, first + at, x);
+      std::atomic_ref(*sum) += checksum(x, element, first + at);
+    };
+    background_.add(s.stream, t.part(0, {count}), write, s.pulse);
+    ++sum;
+  });
+}
+
+// What fails leaves nothing of the save behind.
+template <class F>
+void CheckpointWriter::or_drop(Session& s, F&& f) {
+  try {
+    f();
+  } catch (const AttemptFailed&) {
+    save_->files.clear();  // on all ranks, before rank 0 removes what some may hold open
+    s.host.barrier();
+    save_.reset();
+    throw;
+  }
+}
+
+void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
+  CHECK(!under_way() && written(), "two saves at once");
   Session& s = trainer.session;
+  const bool first = s.host.rank() == 0;
   const fs::path dir = *s.config.checkpoint.dir;
   std::string digits = std::to_string(state.done.step);
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
-  const fs::path final = dir / ("step-" + digits), staged = dir / (".saving-" + digits);
-  try {
-    write_checkpoint(s, staged, final, state);
-  } catch (...) {  // of a full disk above all: half a checkpoint must not fill it
-    std::error_code none;
-    if (s.host.rank() == 0) fs::remove_all(staged, none);
-    throw;
-  }
-  if (s.host.rank() == 0) drop_old(dir, state.done.step, s.config.checkpoint.keep);
+  save_.emplace(state.done.step, dir / (".saving-" + digits), dir / ("step-" + digits));
+  if (first) save_->removed.path = save_->staged;
+  const auto masters = [](auto& p, auto&& f) { for_each_master(p, f); };
+  const auto moments = [](auto& p, auto&& f) { for_each_moment(p, f); };
+  or_drop(s, [&] {
+    Attempts files(s.host);
+    if (first)
+      files([&] {
+        std::error_code none;  // what hinders it hinders making it, and is told there
+        fs::remove_all(save_->staged, none);
+        make_folders(save_->staged);
+      });
+    open(s, files, "model.safetensors", {{"format", "pt"}}, masters);
+    open(s, files, "optimizer.safetensors", {}, moments);
+    if (first || has_own_scales(s)) write_scales(s, files, save_->staged / scales_file(s));
+    if (first) files([&] { write_state(s, save_->staged, state); });
+    files.agree();
+  });
+  snapshot(s, save_->files[0], masters);
+  snapshot(s, save_->files[1], moments);
+  background_.end(s.stream, [this] {
+    for (SlicedFile& f : save_->files) f.writer->close();
+  });
+}
+
+std::string CheckpointWriter::finish(Session& s) {
+  const bool first = s.host.rank() == 0;
+  or_drop(s, [&] {
+    Attempts files(s.host);
+    files([&] { background_.wait(s.pulse); });
+    files.agree();  // every rank's ranges are durable
+    Checksums checksums;
+    for (const SlicedFile& f : save_->files) {
+      std::vector<uint64_t> all(f.sums.size() * size_t(s.host.size()));
+      s.host.all_gather(all.data(), f.sums.data(), f.sums.size() * sizeof(uint64_t));
+      for (size_t i = 0; i < all.size(); ++i)
+        checksums.add(f.path.filename(), f.tensors[i % f.tensors.size()].name, all[i]);
+    }
+    const fs::path& staged = save_->staged;
+    if (first)
+      files([&] {
+        for (const auto& entry : fs::directory_iterator(staged))
+          if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
+        checksums.write(staged);
+        write_file(staged / "COMPLETE", "");
+        sync_path(staged);
+        replace_folder(staged, save_->final);
+        save_->removed.path.clear();
+      });
+    files.agree();
+  });
+  if (first) drop_old(save_->final.parent_path(), save_->step, s.config.checkpoint.keep);
   s.host.barrier();
-  return final.string();
+  const std::string folder = save_->final.string();
+  save_.reset();
+  return folder;
+}
+
+std::string save_checkpoint(Trainer& trainer, const RunState& state) {
+  CheckpointWriter writer(/*room=*/0);
+  writer.begin(trainer, state);
+  return writer.finish(trainer.session);
 }
 
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir) {

@@ -11,9 +11,14 @@
 // A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed, nor
 // by another run (data/run_folder.h). Ranks write their own ranges of the same files and read any: a run resumes on any
 // number of ranks.
+#include <deque>
 #include <filesystem>
+#include <map>
 #include <optional>
 
+#include "data/safetensors_writer.h"
+#include "host/attempts.h"
+#include "train/background_writer.h"
 #include "train/trainer.h"
 
 namespace octet::BACKEND {
@@ -26,10 +31,51 @@ struct RunState {
   int64_t tokens_per_step = 0;           // of the config that is saved; 0: unknown
 };
 
-// Saves step `state.done.step` below config.checkpoint.dir, drops what checkpoint.keep no longer wants; returns its
-// folder. AttemptFailed (host/attempts.h), on all ranks: a file could not be written on one of them. Then nothing of
-// this step is left there, and what was saved before stands as it was.
-std::string save_checkpoint(Trainer&, const RunState&);
+// Saves checkpoints while training goes on: begin() copies what this rank writes to host memory, `room` bytes at most
+// at a time, and threads write it. All ranks call begin() and finish() together, between steps. AttemptFailed
+// (host/attempts.h), on all ranks: a file could not be written on one of them. Then nothing of this step is left there,
+// and what was saved before stands as it was.
+class CheckpointWriter {
+ public:
+  explicit CheckpointWriter(int64_t room) : background_(room) {}
+  void begin(Trainer&, const RunState&);  // step `done.step`, below config.checkpoint.dir; none may be under way
+  bool under_way() const { return save_.has_value(); }
+  int64_t step() const { return save_->step; }         // that is under way
+  bool written() const { return background_.done(); }  // what this rank writes
+  std::string finish(Session&);  // waits until it is written; drops what checkpoint.keep no longer wants; -> its folder
+
+ private:
+  struct SlicedFile {  // tensors that lie in slices on all ranks
+    std::filesystem::path path{};
+    std::vector<StoredTensor> tensors{};
+    std::optional<SafetensorsWriter> writer{};
+    std::vector<uint64_t> sums{};  // of what this rank writes of each tensor
+  };
+  struct Staged {  // rank 0's folder, removed unless it becomes a checkpoint
+    std::filesystem::path path{};
+    Staged() = default;
+    Staged(const Staged&) = delete;
+    ~Staged();
+  };
+  struct Save {
+    int64_t step;
+    std::filesystem::path staged, final;
+    Staged removed{};  // after the files are closed
+    std::deque<SlicedFile> files{};
+  };
+  template <class ForEach>
+  void open(Session&, Attempts&, const std::string& name, const std::map<std::string, std::string>& metadata,
+            ForEach&& for_each);
+  template <class ForEach>
+  void snapshot(Session&, SlicedFile&, ForEach&& for_each);
+  template <class F>
+  void or_drop(Session&, F&& f);
+
+  std::optional<Save> save_;
+  BackgroundWriter background_;  // ends before what it writes to
+};
+std::string save_checkpoint(Trainer&, const RunState&);  // begin() and finish()
+
 // Everything but the data's position, which the caller takes from what is returned. InputError: it does not fit this
 // run, or what was read is not what its checksums.json says (train/integrity.h).
 RunState load_checkpoint(Trainer&, const std::filesystem::path& folder);

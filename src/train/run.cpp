@@ -1,4 +1,5 @@
 // A training run: resume, step, evaluate, save, log. The steps themselves are train/trainer.cpp.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -10,6 +11,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "config/peaks.h"
@@ -55,12 +57,23 @@ class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, sav
   }, int_{}, hup_{};
 };
 
-// A signal on any rank is every rank's: all save the same step.
-bool agreed_to_end(Host& host) {
-  const int mine = caught_signal;
-  std::vector<int> all(size_t(host.size()));
-  host.all_gather(all.data(), &mine, sizeof mine);
-  return std::any_of(all.begin(), all.end(), [](int s) { return s != 0; });
+// What all ranks know of one another between two steps.
+struct Boundary {
+  bool ends;     // a signal on any rank is every rank's: all save the same step
+  bool written;  // every rank has written its part of the save under way
+};
+Boundary meet(Host& host, bool written) {
+  const std::array<bool, 2> mine{caught_signal != 0, !written};
+  std::vector<std::array<bool, 2>> all(size_t(host.size()));
+  host.all_gather(all.data(), mine.data(), sizeof mine);
+  const auto any = [&](size_t i) { return std::any_of(all.begin(), all.end(), [i](const auto& r) { return r[i]; }); };
+  return {.ends = any(0), .written = !any(1)};
+}
+
+// Host memory for a rank's checkpoints.
+int64_t checkpoint_room(const RunConfig& c, const Host& host) {
+  const double gib = c.checkpoint.buffer_gib;
+  return gib < 0 ? available_memory() / 2 / host.local_size() : int64_t(gib * double(1 << 30));
 }
 
 struct Data {
@@ -155,7 +168,8 @@ class Run {
         folder_(hold_folder(config_, data_, host)),
         watch_(config_.fp8),
         from_(resume_from()),
-        samples_(samples_of(data_.train)) {
+        samples_(samples_of(data_.train)),
+        writer_(checkpoint_room(config_, host)) {
     require_same_run(host_, config_,
                      {data_.train.fingerprint(), data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
@@ -181,8 +195,9 @@ class Run {
       const int64_t step = trainer_->steps_done();
       log_through(step - 1);  // a step behind: nothing waits for the device
       if (config_.parallel.check_every && step % config_.parallel.check_every == 0) check_agreement(trainer_->session);
-      const bool ends = agreed_to_end(host_),
-                 stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
+      const auto [ends, written] = meet(host_, writer_.written());
+      if (writer_.under_way() && written) finish_save(Save::periodic);
+      const bool stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
       const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
       if (step == last || ends || stops || evaluates || saves) log_through(step);
@@ -306,29 +321,44 @@ class Run {
   void save(Save kind) {
     const int64_t step = trainer_->steps_done();
     if (config_.checkpoint.dir->empty() || saved_ == step) return;
+    if (writer_.under_way()) finish_save(Save::periodic);
+    watchdog_.enter(Phase::checkpoint, step);
+    const bool waits = kind == Save::last || config_.checkpoint.buffer_gib == 0;
+    try {
+      writer_.begin(*trainer_, {.done = trainer_->done(),
+                                .counters = trainer_->state(),
+                                .data = data_.train.fingerprint(),
+                                .tokenizer = data_.train.tokenizer_fingerprint(),
+                                .fallbacks = fallbacks_});
+      saved_ = step;
+    } catch (const AttemptFailed& e) { return save_failed(e, kind, step); }
+    if (waits) finish_save(kind);
+  }
+  void finish_save(Save kind) {
+    const int64_t step = writer_.step();
     watchdog_.enter(Phase::checkpoint, step);
     try {
-      result_.checkpoint = save_checkpoint(*trainer_, {.done = trainer_->done(),
-                                                       .counters = trainer_->state(),
-                                                       .data = data_.train.fingerprint(),
-                                                       .tokenizer = data_.train.tokenizer_fingerprint(),
-                                                       .fallbacks = fallbacks_});
-    } catch (const AttemptFailed& e) {
-      const std::string newest = !result_.checkpoint.empty() ? result_.checkpoint : from_ ? from_->string() : "";
-      if (kind == Save::last)
-        throw AttemptFailed(concat(e.what(), newest.empty() ? "; nothing of this run is saved"
-                                                            : "; the newest that is saved: " + newest),
-                            e.exit_code());
-      metrics_->not_saved({.step = step,
-                           .next = std::min(step + config_.checkpoint.every, total_steps(config_, trainer_->done())),
-                           .failed = ++failed_saves_,
-                           .why = e.what(),
-                           .newest = newest});
-      return;
-    }
-    saved_ = step;
+      result_.checkpoint = writer_.finish(trainer_->session);
+    } catch (const AttemptFailed& e) { return save_failed(e, kind, step); }
     failed_saves_ = 0;
     metrics_->saved(result_.checkpoint);
+  }
+  void save_failed(const AttemptFailed& e, Save kind, int64_t step) {
+    const std::string newest = !result_.checkpoint.empty() ? result_.checkpoint : from_ ? from_->string() : "";
+    if (kind == Save::last)
+      throw AttemptFailed(
+          concat(e.what(), newest.empty() ? "; nothing of this run is saved" : "; the newest that is saved: " + newest),
+          e.exit_code());
+    saved_ = -1;
+    metrics_->not_saved(
+        {.step = step,
+         .next = std::min(next_save_after(trainer_->steps_done()), total_steps(config_, trainer_->done())),
+         .failed = ++failed_saves_,
+         .why = e.what(),
+         .newest = newest});
+  }
+  int64_t next_save_after(int64_t step) const {
+    return (step / config_.checkpoint.every + 1) * config_.checkpoint.every;
   }
 
   const RunConfig& given_;
@@ -345,6 +375,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<Metrics> metrics_;
   Samples samples_;
+  CheckpointWriter writer_;
   struct Watched {
     Watchdog& watchdog;
     ~Watched() { watchdog.watch(nullptr); }

@@ -26,6 +26,24 @@ TEST(Train, FivePlusFiveStepsAreTen) {
   expect_refused(parts.train({"training.steps=3"}), {"step-00000010", "training.steps 3", "--resume none"});
 }
 
+// Each checkpoint is of its own step, although training went on while it was written.
+TEST(Train, SavesInTheBackgroundAreThoseThatTrainingWaitsFor) {
+  for (const char* ranks : {"1", "2"}) {
+    const TinyRun waits, goes_on;
+    const auto run = [&](const TinyRun& tiny, const std::string& buffer) {
+      expect_done(tiny.train({"checkpoint.every=1", "checkpoint.keep=0", "checkpoint.buffer_gib=" + buffer, "--ranks",
+                              ranks, "parallel.zero_stage=2"}),
+                  {"saved " + tiny.path("run/step-00000001"), "saved " + tiny.path("run/step-00000010")});
+    };
+    run(waits, "0"), run(goes_on, "-1");
+    for (int step = 1; step <= 10; ++step)
+      for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+        const std::string name = concat("run/step-", step < 10 ? "0000000" : "000000", step, "/", file);
+        EXPECT_TRUE(read_file(waits.path(name)) == read_file(goes_on.path(name))) << name << ", " << ranks << " ranks";
+      }
+  }
+}
+
 TEST(Train, RanksAsThreads) {
   const TinyRun tiny;
   expect_done(tiny.train({"--ranks", "2", "parallel.zero_stage=3"}), {"2 ranks", "step 10/10"});
