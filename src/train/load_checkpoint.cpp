@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "config/config_file.h"
 #include "data/checkpoints.h"
+#include "data/ordered_parallel.h"
 #include "ops/tune.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
@@ -19,6 +20,7 @@ namespace octet::BACKEND {
 namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kChunk = int64_t{1} << 20;  // elements at once: they are still in the cache when they are copied
+constexpr int kReaders = 6;                   // threads
 
 uint64_t whole_number(const std::string& text, const std::string& where) {
   uint64_t n = 0;
@@ -38,25 +40,40 @@ void read_slice(Session& s, const SafetensorsModel& model, const std::string& st
     bad_input(file->path().string(), ": ", stored, " has the shape ", to_string(entry->shape), "; this model's is ",
               to_string(shape));
   const size_t element = size_t(stored_size(entry->dtype));
+  struct Chunk {
+    int64_t at = 0, count = 0;  // elements of t
+    int64_t held = 0;           // those of them that the file has: the vocabulary's padding comes after
+    std::span<const std::byte> bytes{};
+    uint64_t sum = 0;
+  };
+  int64_t at = 0;
+  const auto next = [&](Chunk& c) {
+    if (at >= t.numel()) return false;
+    const int64_t count = std::min(kChunk, t.numel() - at), held = stored_count(ours, layout, sum.first + at, count);
+    const std::byte* from = file->data(*entry) + size_t(held ? sum.first + at : 0) * element;
+    c = {.at = std::exchange(at, at + count), .count = count, .held = held, .bytes = {from, size_t(held) * element}};
+    return true;
+  };
+  const auto read = [&](Chunk c) {  // the first look at the bytes: threads wait for the disk side by side
+    c.sum = checksum(c.bytes, element, sum.first + c.at);
+    return c;
+  };
   std::vector<double> values;
-  for (int64_t i = 0; i < t.numel(); i += kChunk) {
-    const int64_t count = std::min(kChunk, t.numel() - i), first = sum.first + i;
-    const int64_t held = stored_count(ours, layout, first, count);
-    const Tensor part = t.part(i, {count});
-    const std::span<const std::byte> bytes(file->data(*entry) + size_t(held ? first : 0) * element,
-                                           size_t(held) * element);
-    sum.sum += checksum(bytes, element, first);
-    sum.count += held;
+  const auto take = [&](const Chunk& c) {
+    sum.sum += c.sum, sum.count += c.held;
     ++s.pulse;
-    if (held == count && entry->dtype == stored_name(t.dtype)) {
-      copy_to_device(s.stream, part.data, bytes.data(), part.bytes());
+    const Tensor part = t.part(c.at, {c.count});
+    if (c.held == c.count && entry->dtype == stored_name(t.dtype)) {
+      copy_to_device(s.stream, part.data, c.bytes.data(), part.bytes());
       s.stream.synchronize();  // the mapping may end
-      continue;
+      return;
     }
-    values.assign(size_t(count), 0.);  // the vocabulary's padding is zero
-    if (held > 0) file->read(*entry, first, held, values.data());
+    values.assign(size_t(c.count), 0.);  // the padding is zero
+    if (c.held > 0) file->read(*entry, sum.first + c.at, c.held, values.data());
     from_host(s.stream, part, values);
-  }
+  };
+  const int threads = int(std::clamp<int64_t>(t.numel() / kChunk, 1, kReaders));
+  ordered_parallel<Chunk, Chunk>(threads, next, read, take);
 }
 
 // A file of tensors; where it is none, or no whole one, an InputError says what to take instead.
