@@ -48,8 +48,9 @@ json resolved(const RunConfig& config);  // every option with its value: as a fi
 
 // The cross-checks between options. ranks 0: not known yet, as when load_config makes them; run again when known.
 void validate(const RunConfig& config, int64_t ranks = 0);
-// A line for each option whose value changes nothing, because another one's does not let it.
-std::vector<std::string> unused_options(const RunConfig& config);
+// A line for each option whose value changes nothing, because another one's does not let it, and for a schedule that
+// the run is too short for.
+std::vector<std::string> warnings_of(const RunConfig& config);
 void require_training(const RunConfig& config);  // data and a length, which a plan or a benchmark does without
 
 int64_t tokens_per_step(const RunConfig& config);

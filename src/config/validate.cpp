@@ -44,15 +44,6 @@ class Check {
   void schedule() {
     const ScheduleConfig& s = c_.schedule;
     if (s.min_lr > s.lr) refuse("schedule.min_lr (", s.min_lr, ") is above schedule.lr (", s.lr, ")");
-    const int64_t total = total_steps(c_), warmup = warmup_steps(s, tokens_per_step(c_));
-    if (total == 0) return;
-    const char* option = s.warmup_steps > 0 ? "schedule.warmup_steps" : "schedule.warmup_tokens";
-    if (warmup > 0 && warmup >= total)
-      refuse(option, ": a warm-up of ", warmup, " steps does not end within the ", total,
-             " steps of the run; make it shorter");
-    if (s.kind == ScheduleKind::wsd && warmup + decay_steps(s, total) > total)
-      refuse("schedule.decay_steps: warm-up (", warmup, ") and decay (", decay_steps(s, total), ") exceed the ", total,
-             " steps of the run");
   }
 
   void data() {
@@ -131,7 +122,7 @@ class Check {
 
 void validate(const RunConfig& config, int64_t ranks) { Check(config, ranks).all(); }
 
-std::vector<std::string> unused_options(const RunConfig& c) {
+std::vector<std::string> warnings_of(const RunConfig& c) {
   std::vector<std::string> lines;
   const auto unused = [&](bool is, const char* path, const OptionBase& option, const auto&... why) {
     if (is) lines.push_back(concat(path, option.name(), " (", option.text(), ") is not used: ", why...));
@@ -156,6 +147,16 @@ std::vector<std::string> unused_options(const RunConfig& c) {
   unused(c.parallel.shard_degree > 0 && c.parallel.zero_stage == 0, "parallel.", c.parallel.shard_degree,
          "parallel.zero_stage is 0");
   unused(c.fp8.fallback && !c.fp8.enabled, "fp8.", c.fp8.fallback, "fp8.enabled is false");
+
+  const int64_t total = total_steps(c), warmup = warmup_steps(s, tokens_per_step(c));  // short runs try things out
+  const int64_t decay = s.kind == ScheduleKind::wsd ? decay_steps(s, total) : 0;
+  if (total > 0 && warmup > total)
+    lines.push_back(concat("the run of ", total, " steps ends within its warm-up of ", warmup, " (",
+                           s.warmup_steps > 0 ? "schedule.warmup_steps" : "schedule.warmup_tokens",
+                           "): the learning rate never reaches schedule.lr"));
+  else if (total > 0 && decay > 0 && warmup + decay > total)
+    lines.push_back(concat("warm-up (", warmup, " steps) and decay (schedule.decay_steps: ", decay, ") exceed the ",
+                           total, " steps of the run: the decay is shorter"));
   return lines;
 }
 

@@ -173,7 +173,7 @@ class Run {
     require_same_run(host_, config_,
                      {data_.train.fingerprint(), data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
-    for (const std::string& line : host_.rank() == 0 ? unused_options(config_) : std::vector<std::string>{})
+    for (const std::string& line : host_.rank() == 0 ? warnings_of(config_) : std::vector<std::string>{})
       log_warning(line);
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();

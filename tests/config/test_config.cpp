@@ -184,12 +184,6 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
          "training.global_batch_size (32) is no multiple of training.micro_batch_size (3)");
   expect({"training.micro_batch_size=8"},
          "training.global_batch_size (32) is no multiple of training.micro_batch_size (8) times 3 ranks", 3);
-  expect({"schedule.warmup_steps=100"},
-         "schedule.warmup_steps: a warm-up of 100 steps does not end within the 100 steps");
-  expect({"schedule.warmup_tokens=1e9"},
-         "schedule.warmup_tokens: a warm-up of 122071 steps does not end within the 100");
-  expect({"schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=51"},
-         "schedule.decay_steps: warm-up (50) and decay (51) exceed the 100 steps");
   expect({"schedule.min_lr=1"}, "schedule.min_lr (1) is above schedule.lr (0.0003)");
   expect({"data.train=[\"a\",\"b\"]", "data.weights=[1]"}, "data.weights has 1 entries for 2 of data.train");
   expect({"precision.master_dtype=fp64"}, "precision.master_dtype: fp64 goes with precision.param_dtype fp64 only");
@@ -223,10 +217,10 @@ TEST(Config, ARunNeedsDataAndALength) {
 
 TEST(Config, WhatIsNotUsedIsSaid) {
   const auto expect = [](const std::vector<std::string>& overrides, const std::string& line) {
-    const std::vector<std::string> said = unused_options(tiny(overrides));
+    const std::vector<std::string> said = warnings_of(tiny(overrides));
     EXPECT_EQ(said, line.empty() ? std::vector<std::string>{} : std::vector{line}) << overrides[0];
     const RunConfig again = parse_config(resolved(tiny(overrides)).dump(), "again");  // where every option is given
-    EXPECT_EQ(unused_options(again), said) << overrides[0];
+    EXPECT_EQ(warnings_of(again), said) << overrides[0];
   };
   expect({"training.tokens=100000000"}, "training.tokens (100000000) is not used: training.steps (100) goes before it");
   expect({"training.tokens=100000000", "training.steps=0"}, "");
@@ -235,6 +229,16 @@ TEST(Config, WhatIsNotUsedIsSaid) {
          "schedule.warmup_tokens (9000) is not used: schedule.warmup_steps (2) goes before it");
   expect({"schedule.decay_steps=3"}, "schedule.decay_steps (3) is not used: schedule.kind is cosine");
   expect({"schedule.decay_steps=3", "schedule.kind=wsd"}, "");
+  expect({"schedule.warmup_steps=101"},
+         "the run of 100 steps ends within its warm-up of 101 (schedule.warmup_steps): the learning rate never reaches "
+         "schedule.lr");
+  expect({"schedule.warmup_tokens=1e9"},
+         "the run of 100 steps ends within its warm-up of 122071 (schedule.warmup_tokens): the learning rate never "
+         "reaches schedule.lr");
+  expect(
+      {"schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=51"},
+      "warm-up (50 steps) and decay (schedule.decay_steps: 51) exceed the 100 steps of the run: the decay is shorter");
+  expect({"schedule.warmup_steps=100"}, "");
   expect({"schedule.min_lr=0", "schedule.kind=constant"}, "schedule.min_lr (0) is not used: schedule.kind is constant");
   expect({"schedule.lr=0.7", "schedule.kind=constant"}, "");
   expect({"training.eval_every=5"},
