@@ -12,12 +12,34 @@
 namespace octet::BACKEND {
 namespace {
 
+template <class... Parts>
+[[noreturn]] void damaged(const std::filesystem::path& folder, const std::string& file, const Parts&... parts) {
+  bad_input((folder / file).string(), ": ", parts..., ", so the checkpoint is damaged: copy it again, or ",
+            instead_of(folder), ". If you have changed it on purpose, remove its ", kChecksumFile);
+}
+
+void compare_file(const SavedChecksums& saved, const std::filesystem::path& folder, const std::string& file) {
+  if (!saved.agrees(folder / file)) damaged(folder, file, "its checksum is not that in ", kChecksumFile);
+}
+
+void compare_small_files(const SavedChecksums& saved, const std::filesystem::path& folder) {
+  std::error_code none;
+  for (const std::string& file : saved.files()) {
+    if (!std::filesystem::exists(folder / file, none)) damaged(folder, file, "it is missing");
+    if (!is_fp8_of_another_rank(file)) compare_file(saved, folder, file);  // those are read by whose they are
+  }
+}
+
+// Before the others hear of anything: they would fail at the same place in words of their own.
 std::optional<SavedChecksums> read_saved(const std::filesystem::path& folder, Host& host) {
   std::string text;
-  if (host.rank() == 0 && has_checksums(folder)) try {
+  if (host.rank() == 0 && has_checksums(folder)) {
+    try {
       text = read_file(folder / kChecksumFile);
-      const SavedChecksums check(folder, text);
+      const SavedChecksums readable(folder, text);
     } catch (const InputError& e) { bad_input(e.what(), ": copy the checkpoint again, or ", instead_of(folder)); }
+    compare_small_files(SavedChecksums(folder, text), folder);
+  }
   text = of_rank_0(host, text);
   if (!text.empty()) return SavedChecksums(folder, text);
   if (host.rank() == 0)
@@ -25,26 +47,10 @@ std::optional<SavedChecksums> read_saved(const std::filesystem::path& folder, Ho
   return {};
 }
 
-template <class... Parts>
-[[noreturn]] void damaged(const std::filesystem::path& folder, const std::string& file, const Parts&... parts) {
-  bad_input((folder / file).string(), ": ", parts..., ", so the checkpoint is damaged: copy it again, or ",
-            instead_of(folder), ". If you have changed it on purpose, remove its ", kChecksumFile);
-}
-
 }  // namespace
 
 Integrity::Integrity(Host& host, std::filesystem::path folder)
-    : host_(host), folder_(std::move(folder)), saved_(read_saved(folder_, host)) {
-  if (saved_ && host_.rank() == 0) compare_small_files();
-}
-
-void Integrity::compare_small_files() const {
-  std::error_code none;
-  for (const std::string& file : saved_->files()) {
-    if (!std::filesystem::exists(folder_ / file, none)) damaged(folder_, file, "it is missing");
-    if (!is_fp8_of_another_rank(file)) compare_file(file);  // those are read by the ranks that they belong to
-  }
-}
+    : host_(host), folder_(std::move(folder)), saved_(read_saved(folder_, host)) {}
 
 void Integrity::add(const std::string& file, const std::string& tensor, const Read& read) {
   parts_.push_back({file, tensor});
@@ -78,7 +84,7 @@ void Integrity::compare() const {
 }
 
 void Integrity::compare_file(const std::string& file) const {
-  if (saved_ && !saved_->agrees(folder_ / file)) damaged(folder_, file, "its checksum is not that in ", kChecksumFile);
+  if (saved_) BACKEND::compare_file(*saved_, folder_, file);
 }
 
 }  // namespace octet::BACKEND

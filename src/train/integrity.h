@@ -26,7 +26,6 @@ class Integrity {
   void compare_file(const std::string& file) const;
 
  private:
-  void compare_small_files() const;
   struct Part {
     std::string file, tensor;
   };

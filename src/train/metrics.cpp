@@ -194,8 +194,10 @@ void Metrics::evaluation(int64_t step, double loss) {
   append(json{{"step", step}, {"validation_loss", loss}}.dump());
 }
 
+void Metrics::saving() { saving_at_ = seconds_; }
+
 void Metrics::saved(const std::string& folder) {
-  saved_at_ = seconds_;
+  saved_at_ = saving_at_;
   if (speaks_) log_info("saved ", folder);
 }
 

@@ -22,6 +22,7 @@ class Metrics {
   void fallback(int64_t step, const std::string& layer);
   void replanned(const PlanResult&);  // after a fallback: as much work, in other memory
   void evaluation(int64_t step, double loss);
+  void saving();  // what is saved is the state of now
   void saved(const std::string& folder);
   struct NotSaved {
     int64_t step, next, failed;  // of this save, of the next one; saves that failed in a row
@@ -40,8 +41,8 @@ class Metrics {
   double flops_;            // of a step on one rank, attention counted causal
   double peak_;             // FLOP/s of the card for this precision; 0: unknown
   size_t memory_;
-  double seconds_ = 0, trained_ = 0;  // in steps, evaluation and saving excluded
-  double saved_at_ = 0;               // seconds_ when the last checkpoint was saved
+  double seconds_ = 0, trained_ = 0;     // in steps, evaluation and saving excluded
+  double saving_at_ = 0, saved_at_ = 0;  // seconds_ of the state under way to the disk, and of the newest there
   int64_t begin_ = 0, last_ = 0;
   enum class File { untried, works, fails } file_ = File::untried;
   std::unique_ptr<Progress> progress_;

@@ -165,13 +165,13 @@ class Run {
         planner_(planner),
         watchdog_(host, config.parallel.watchdog_seconds),
         data_(open_data(config_)),
+        data_print_(data_.train.fingerprint()),
         folder_(hold_folder(config_, data_, host)),
         watch_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
         writer_(checkpoint_room(config_, host)) {
-    require_same_run(host_, config_,
-                     {data_.train.fingerprint(), data_.validation ? data_.validation->fingerprint() : 0});
+    require_same_run(host_, config_, {data_print_, data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
     for (const std::string& line : host_.rank() == 0 ? warnings_of(config_) : std::vector<std::string>{})
       log_warning(line);
@@ -273,7 +273,7 @@ class Run {
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
-    if (r.data && r.data != data_.train.fingerprint())
+    if (r.data && r.data != data_print_)
       log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.done.samples,
                   " of the new data comes next");
     const int64_t last = total_steps(config_, r.done);
@@ -324,10 +324,11 @@ class Run {
     if (writer_.under_way()) finish_save(Save::periodic);
     watchdog_.enter(Phase::checkpoint, step);
     const bool waits = kind == Save::last || config_.checkpoint.buffer_gib == 0;
+    metrics_->saving();
     try {
       writer_.begin(*trainer_, {.done = trainer_->done(),
                                 .counters = trainer_->state(),
-                                .data = data_.train.fingerprint(),
+                                .data = data_print_,
                                 .tokenizer = data_.train.tokenizer_fingerprint(),
                                 .fallbacks = fallbacks_});
       saved_ = step;
@@ -367,6 +368,7 @@ class Run {
   const Planner& planner_;
   Watchdog watchdog_;  // before whatever may wait for other ranks
   Data data_;
+  const uint64_t data_print_;          // taken once: it reads in each of the files, which may be thousands
   std::unique_ptr<RunFolder> folder_;  // rank 0's
   HealthWatch watch_;
   std::optional<std::filesystem::path> from_;  // the checkpoint that the run continues
