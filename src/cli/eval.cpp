@@ -13,6 +13,7 @@
 #include "cli/model_run.h"
 #include "cli/multiple_choice.h"
 #include "cli/ranks.h"
+#include "data/checkpoints.h"
 #include "data/loader.h"
 #include "data/token_file.h"
 #include "data/tokenize.h"
@@ -109,6 +110,7 @@ void fill_windows(const Text& text, int64_t first, int64_t count, int64_t T, Eva
     text.file.read(begin, window);
     std::copy(window.begin(), window.end() - 1, rows.tokens.begin() + i * T);
     std::copy(window.begin() + 1, window.end(), rows.targets.begin() + i * T);
+    if (!rows.begins.empty()) set_bounds(DocumentBounds{rows.begins, rows.ends}.row(i, T), text.file, begin, n);
   }
 }
 
@@ -156,7 +158,8 @@ void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Que
       longest = std::max(longest, int64_t(r.ids.size()));
     }
   const int64_t B = std::min(int64_t(*run.config.training.micro_batch_size), int64_t(rows.size()));
-  const int64_t T = longest - 1;  // what the last token predicts is not asked
+  const int64_t T = longest - 1;                   // what the last token predicts is not asked
+  run.config.data.intra_document_mask.set(false);  // a row is one document
   run.config.training.seq_len.set(T);
   run.config.training.micro_batch_size.set(B);
   run.config.training.global_batch_size.set(B);
@@ -181,6 +184,15 @@ void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Que
     progress.update(int64_t(after));
   };
   evaluate(run, request);
+}
+
+// Whether the model was trained with data.intra_document_mask: its predictions are then of what stands in its document.
+bool masks_documents(const fs::path& model) {
+  std::error_code none;
+  if (!fs::exists(model / "state.json", none)) return false;
+  const json state = read_checkpoint_state(model), config = state.value("config", json());
+  const json data = config.is_object() ? config.value("data", json()) : json();
+  return data.is_object() && data.value("intra_document_mask", json()) == true;
 }
 
 json figures_of(const Text& t) {
@@ -239,6 +251,7 @@ int eval(const Arguments& arguments, Host* mpi) {
   run.config.training.seq_len.set(asked ? asked : std::min(range, kLongest));
   run.config.training.micro_batch_size.set(batch);
   run.config.training.global_batch_size.set(batch);
+  run.config.data.intra_document_mask.default_to(masks_documents(model));
 
   json report = json::object();
   if (!arguments.all("data").empty()) {
@@ -293,7 +306,9 @@ Command eval_command() {
       .more =
           "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder as transformers saves it.\n"
           "A file is cut in sequences; every token but its first is predicted once, from those before it in its\n"
-          "sequence. Bits per byte count the bytes of the text, whatever the tokenizer. In questions the answer is\n"
+          "sequence; with data.intra_document_mask=true, as in a checkpoint whose training had it, from those of its\n"
+          "own document. Bits per byte count the bytes of the text, whatever the tokenizer. In questions the answer "
+          "is\n"
           "the ending with the largest log-probability behind \"ctx \", or the largest for its characters.\n\n"
           "  octet eval out/tiny_llama --data out/data/validation.tokens more.txt\n"
           "  octet eval Llama-2-7b-hf --multiple-choice hellaswag_val.jsonl --batch 32 --json\n",

@@ -203,6 +203,8 @@ int generate(const Arguments& arguments, Host* mpi) {
   const bool random = arguments.has("random-init");
   const std::string folder = random ? words.leading[0] : find_model_folder(words.leading[0]).string();
   ModelRun run = run_of(arguments, folder, words.changes);
+  if (run.config.data.intra_document_mask)
+    bad_input("data.intra_document_mask: a prompt and what follows it are one document; leave it out");
   const ModelConfig& model = run.config.model;
   const Prompts prompts = prompts_of(arguments, model, folder);
   const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(arguments, folder);

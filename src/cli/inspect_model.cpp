@@ -64,7 +64,11 @@ bool same_value(const std::string& a, const std::string& b) {
 
 json changed_options(const json& config) {  // those that are not at their defaults, the model's left out
   std::map<std::string, std::string> defaults;
-  for (const OptionLine& line : all_options()) defaults[line.path] = line.value;
+  for (const OptionLine& line : all_options()) {
+    defaults[line.path] = line.value;
+    for (const std::string& alias : line.aliases)  // how an older version called it
+      defaults[line.path.substr(0, line.path.rfind('.') + 1) + alias] = line.value;
+  }
   json changed = json::object();
   for (const auto& [path, value] : flatten(config)) {
     const auto found = defaults.find(path);

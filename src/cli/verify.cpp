@@ -76,6 +76,8 @@ int verify(const Arguments& arguments, Host* mpi) {
     arguments.refuse("give the folder of a model, the file of expected values, and section.key=value behind them");
   VerifyRequest request = request_of(arguments, words);
   const RunConfig config = config_of(arguments, words, request.model);
+  if (config.data.intra_document_mask)
+    bad_input("data.intra_document_mask: the sequences of the reference are whole documents; leave it out");
   check_form(request, config.model);
   const int64_t ranks = count_ranks(arguments, mpi);
   log_as(config, mpi);

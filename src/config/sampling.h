@@ -44,6 +44,7 @@ struct GenerateResult {
 struct EvaluateRequest {
   struct Rows {  // (B,T); target -100: no loss
     std::span<int32_t> tokens, targets;
+    std::span<int32_t> begins, ends;  // of each token's document, with data.intra_document_mask; else empty
   };
   std::string model;                                  // folder
   std::function<bool(Rows)> next;                     // fills a batch; false: there are no more

@@ -19,7 +19,11 @@ struct DataConfig : Section {
   Option<double> validation_fraction{this, "validation_fraction", 0,
                                      "share of the training files kept for evaluation when data.validation is empty",
                                      from_below(0, 1)};
-  Option<bool> document_mask{this, "document_mask", false, "no loss on a target that begins another document"};
+  Option<bool> document_loss_mask{this, "document_loss_mask", false, "no loss on a target that begins another document",
+                                  Aliases{"document_mask"}};
+  Option<bool> intra_document_mask{
+      this, "intra_document_mask", false,
+      "tokens attend only to tokens of their own document (FLOPs, of which less are done, are counted as without)"};
 };
 
 struct TrainingConfig : Section {

@@ -108,14 +108,20 @@ Loader::Window Loader::locate(int64_t sample) const {
   return {&file, first, std::min(config_.seq_len, file.tokens() - 1 - first)};
 }
 
+Batch blank_batch(int64_t batch, int64_t seq_len, Documents documents) {
+  const size_t n = size_t(batch * seq_len);
+  Batch b{.tokens = std::vector<int32_t>(n, 0),
+          .targets = std::vector<int32_t>(n, kIgnore),
+          .batch = batch,
+          .seq_len = seq_len};
+  if (documents == Documents::bounds) b.begins.assign(n, 0), b.ends.assign(n, int32_t(seq_len));
+  return b;
+}
+
 Batch Loader::batch(int64_t first_sample, int64_t count) const {
   const size_t T = size_t(config_.seq_len);
-  Batch b;
-  b.batch = count;
-  b.seq_len = config_.seq_len;
-  b.tokens.assign(size_t(count) * T,
-                  0);  // a padded position is the token 0: its output is ignored, and no other sees it
-  b.targets.assign(size_t(count) * T, kIgnore);
+  // A padded position is the token 0: its output is ignored, and no other sees it.
+  Batch b = blank_batch(count, config_.seq_len, config_.documents);
   std::vector<int32_t> ids;
   for (size_t i = 0; i < size_t(count); ++i) {
     const Window w = locate(first_sample + int64_t(i));
@@ -123,6 +129,10 @@ Batch Loader::batch(int64_t first_sample, int64_t count) const {
     w.file->read(w.first, ids);
     std::copy(ids.begin(), ids.end() - 1, b.tokens.begin() + ptrdiff_t(i * T));
     std::copy(ids.begin() + 1, ids.end(), b.targets.begin() + ptrdiff_t(i * T));
+    // By the file's index, not by BOS and EOS, which a tokenizer may lack. Positions run on from document to document:
+    // rotary embedding turns by their differences, which within a document are the same wherever it begins.
+    if (config_.documents == Documents::bounds)
+      set_bounds(b.bounds().row(int64_t(i), config_.seq_len), *w.file, w.first, w.targets);
     if (!config_.ignore_document_starts) continue;
     const TokenFile::Starts documents = w.file->starts_in(w.first + 1, w.first + w.targets + 1);
     for (size_t d = 0; d < documents.at.size(); ++d) {
@@ -170,7 +180,8 @@ uint64_t Loader::fingerprint() const {
   const auto add = [&h](uint64_t x) { h = mix(h ^ mix(x + 0x9e3779b97f4a7c15)); };
   add(uint64_t(config_.seq_len));
   add(config_.shuffle ? config_.seed : 0);
-  add(uint64_t(config_.shuffle) | uint64_t(config_.ignore_document_starts) << 1 | uint64_t(config_.split) << 2);
+  add(uint64_t(config_.shuffle) | uint64_t(config_.ignore_document_starts) << 1 | uint64_t(config_.split) << 2 |
+      uint64_t(config_.documents) << 4);
   if (config_.split != Split::all) add(std::bit_cast<uint64_t>(config_.held_out));
   for (const double weight : config_.weights) add(std::bit_cast<uint64_t>(weight));
   for (const Source& source : sources_) {

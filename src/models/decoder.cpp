@@ -73,6 +73,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   const Tensor d = c.saved.alloc(c.plain(), {N, config_.hidden_size});  // the gradient of the residual stream
   if (sums_) fill_zero(c.stream, sums_);
   c.routers.sums = sums_;
+  c.documents = batch.documents;
   const Tensor x = forward(c, embed(c, batch));
   c.routers.loss_scale = factor.scale;
   if (sums_) router_losses(c, N);
@@ -120,6 +121,7 @@ void Decoder::router_losses(Context& c, int64_t rows) {
 void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
   c.saved.reset();
   c.scratch.reset();
+  c.documents = batch.documents;
   const Tensor x = forward(c, embed(c, batch));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
   const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
@@ -129,6 +131,7 @@ void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
 void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink& sink) {
   c.saved.reset();
   c.scratch.reset();
+  c.documents = batch.documents;
   const Tensor x = forward(c, embed(c, batch));
   const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
   const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);

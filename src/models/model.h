@@ -26,6 +26,7 @@ const Architecture& architecture(Arch);  // models/registry.cpp
 struct DeviceBatch {       // one micro-batch of a rank, on the device
   Tensor tokens, targets;  // (B,T) i32; target -100: ignored
   Tensor order;            // (N) i32: rows sorted by token, for the embedding's backward
+  Tensor documents{};      // ops.h, Attention; none: tokens attend to all before them
 };
 
 struct DecoderOptions {

@@ -30,7 +30,12 @@ class SelfAttention {
     return {.table = table_, .heads = config_.heads, .T = c.T, .rounded = c.rounded_angles};
   }
   Attention shape(const Context& c) const {
-    return {.heads = config_.heads, .B = c.B, .T = c.T, .window = config_.window, .scale = config_.scale};
+    return {.heads = config_.heads,
+            .B = c.B,
+            .T = c.T,
+            .window = config_.window,
+            .scale = config_.scale,
+            .documents = c.documents};
   }
   AttentionConfig config_;
   Linear qkv_, out_;

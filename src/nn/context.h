@@ -52,6 +52,7 @@ struct Context {
   int64_t B = 1, T = 1;  // of this micro-batch
   ParameterStore::Batch batch = ParameterStore::Batch::last;
   Routers routers{};
+  Tensor documents{};              // of this micro-batch: ops.h, Attention
   const KvCache* cache = nullptr;  // in generation
   bool rounded_angles = false;     // precision.buffer_dtype is coarser than fp32: ops.h, Rope
 

@@ -1,4 +1,5 @@
 // octet bench --ops: every op between the products that the config's model has, at its sizes.
+#include "data/document_bounds.h"
 #include "ops/workspace.h"
 #include "train/op_bench.h"
 
@@ -38,15 +39,26 @@ void bench_casts(OpBench& b, const BenchSizes& s) {
   b.time("transpose of codes", [&] { transpose(b.stream, codes.q_t, codes.q); });
 }
 
+Tensor random_documents(OpBench& b, int64_t B, int64_t T) {
+  std::vector<int32_t> values(size_t(2 * B * T));
+  const DocumentBounds all{std::span(values).first(size_t(B * T)), std::span(values).last(size_t(B * T))};
+  for (int64_t i = 0; i < B; ++i) set_random_bounds(all.row(i, T), 1, i);
+  return b.indices(values).as(DType::i32, {2, B, T});
+}
+
 void bench_attention(OpBench& b, const RunConfig& c, const BenchSizes& s) {
-  const Attention a{.heads = s.heads,
-                    .B = c.training.micro_batch_size,
-                    .T = c.training.seq_len,
-                    .window = c.model.sliding_window,
-                    .scale = 1 / std::sqrt(double(s.heads.D))};
+  const int64_t B = c.training.micro_batch_size, T = c.training.seq_len;
+  const auto attention = [&] {
+    return Attention{.heads = s.heads,
+                     .B = B,
+                     .T = T,
+                     .window = c.model.sliding_window,
+                     .scale = 1 / std::sqrt(double(s.heads.D)),
+                     .documents = c.data.intra_document_mask ? random_documents(b, B, T) : Tensor{}};
+  };
   const Target& t = b.stream.target();
   const auto bytes = [](int64_t n) { return Shape{std::max<int64_t>(n, 4) / 4}; };
-  const auto inputs = [&] {
+  const auto inputs = [&](const Attention& a) {
     return AttentionBackward{.dqkv = b.zeros(s.plain, {s.N, s.heads.width()}),
                              .d_o = b.random(s.plain, {s.N, s.heads.H * s.heads.D}),
                              .o = b.zeros(s.plain, {s.N, s.heads.H * s.heads.D}),
@@ -54,13 +66,19 @@ void bench_attention(OpBench& b, const RunConfig& c, const BenchSizes& s) {
                              .qkv = b.random(s.plain, {s.N, s.heads.width()}),
                              .workspace = b.zeros(DType::f32, bytes(attention_backward_workspace(t, a, s.plain)))};
   };
-  const auto forward = [&](const AttentionBackward& x, Tensor workspace) {
+  const auto forward = [&](const AttentionBackward& x, const Attention& a, Tensor workspace) {
     attention_forward(b.stream, x.o, x.lse, x.qkv, a, workspace);
   };
-  const auto workspace = [&] { return b.zeros(DType::f32, bytes(attention_forward_workspace(t, a, s.plain))); };
-  b.time("attention forward", [&, x = inputs(), w = workspace()] { forward(x, w); });
-  const AttentionBackward x = inputs();
-  forward(x, workspace());
+  const auto workspace = [&](const Attention& a) {
+    return b.zeros(DType::f32, bytes(attention_forward_workspace(t, a, s.plain)));
+  };
+  {
+    const Attention a = attention();
+    b.time("attention forward", [&, x = inputs(a), w = workspace(a)] { forward(x, a, w); });
+  }
+  const Attention a = attention();
+  const AttentionBackward x = inputs(a);
+  forward(x, a, workspace(a));
   b.time("attention backward", [&] { attention_backward(b.stream, x, a); });
 }
 

@@ -19,12 +19,10 @@ void load_weights(Session& s, const std::string& model) {
 void evaluate_run(const RunConfig& config, Host& host, const Planner& planner, const EvaluateRequest& request) {
   Session s(config, host, planner(config), Purpose::evaluate, options_for(config, host));
   load_weights(s, request.model);
-  Batch batch{.batch = config.training.micro_batch_size, .seq_len = config.training.seq_len};
+  Batch batch = blank_batch(config.training.micro_batch_size, config.training.seq_len, documents_of(config));
   const auto losses =
       s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {batch.batch * batch.seq_len});
-  batch.tokens.resize(size_t(losses.numel()));
-  batch.targets.resize(size_t(losses.numel()));
-  while (request.next({batch.tokens, batch.targets})) {
+  while (request.next({batch.tokens, batch.targets, batch.begins, batch.ends})) {
     Context c = s.context(Pass::evaluate);
     s.model.evaluate(c, s.upload(batch), losses);
     request.take(to_host(s.stream, losses));
@@ -52,10 +50,9 @@ PlanResult plan_inference(const RunConfig& config, const Target& target, int64_t
     note(g.session);
   } else {
     Session s(config, host, unbounded, Purpose::evaluate, {.target = target});
-    const std::vector<int32_t> zeros(size_t(B * T), 0);
     const Tensor losses = s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {B * T});
     Context c = s.context(Pass::evaluate);
-    s.model.evaluate(c, s.upload({.tokens = zeros, .targets = zeros, .batch = B, .seq_len = T}), losses);
+    s.model.evaluate(c, s.upload(blank_batch(B, T, documents_of(config))), losses);
     note(s);
   }
   return result;

@@ -9,10 +9,8 @@ namespace octet::BACKEND {
 namespace {
 Samples no_samples(const RunConfig& c) {  // nothing is ever read
   const int64_t T = c.training.seq_len;
-  return {[=](int64_t, int64_t count) {
-            const std::vector<int32_t> zeros(size_t(count * T), 0);
-            return Batch{.tokens = zeros, .targets = zeros, .batch = count, .seq_len = T};
-          },
+  const Documents documents = documents_of(c);
+  return {[=](int64_t, int64_t count) { return blank_batch(count, T, documents); },
           [=](int64_t, int64_t count) { return count * T; }};
 }
 }  // namespace

@@ -85,7 +85,8 @@ LoaderConfig loader_config(const RunConfig& c, const std::vector<std::string>& f
           .seq_len = c.training.seq_len,
           .vocab_size = c.model.vocab_size,
           .seed = uint64_t(*c.training.seed),
-          .ignore_document_starts = c.data.document_mask,
+          .ignore_document_starts = c.data.document_loss_mask,
+          .documents = documents_of(c),
           .split = split,
           .held_out = c.data.validation_fraction};
 }

@@ -10,9 +10,9 @@
 
 namespace octet::BACKEND {
 
-struct Session::Pinned {  // tokens, targets and order of one micro-batch on their way to the device
-  Pinned(Device& d, int64_t n)
-      : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(3 * n) * sizeof(int32_t)))) {}
+struct Session::Pinned {  // tokens, targets, order and bounds of documents of one micro-batch on their way to the
+                          // device
+  Pinned(Device& d, int64_t n) : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(n) * sizeof(int32_t)))) {}
   ~Pinned() { pinned_free(data); }
   Event arrived;
   int32_t* data;
@@ -103,12 +103,15 @@ Samples samples_of(const Loader& loader) {
 Samples random_samples(const RunConfig& c) {
   const int64_t T = c.training.seq_len, V = c.model.vocab_size;
   const uint64_t seed = uint64_t(*c.training.seed);
+  const Documents documents = documents_of(c);
   return {[=](int64_t first, int64_t count) {
-            Batch b{.batch = count, .seq_len = T};
-            for (int64_t i = first * T; i < (first + count) * T; ++i) {
-              b.tokens.push_back(int32_t(random_bits(seed, 1, uint64_t(i)) % uint64_t(V)));
-              b.targets.push_back(int32_t(random_bits(seed, 2, uint64_t(i)) % uint64_t(V)));
+            Batch b = blank_batch(count, T, documents);
+            for (int64_t i = 0; i < count * T; ++i) {
+              b.tokens[size_t(i)] = int32_t(random_bits(seed, 1, uint64_t(first * T + i)) % uint64_t(V));
+              b.targets[size_t(i)] = int32_t(random_bits(seed, 2, uint64_t(first * T + i)) % uint64_t(V));
             }
+            for (int64_t i = 0; i < count && documents == Documents::bounds; ++i)
+              set_random_bounds(b.bounds().row(i, T), seed, first + i);
             return b;
           },
           [=](int64_t, int64_t count) { return count * T; }};
@@ -152,9 +155,11 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
   scaling.materialise(stream, persistent);
   model.materialise(stream, persistent);
   for (Tensor* t : {&tokens_, &targets_, &order_}) *t = persistent.alloc(DType::i32, {n});
+  if (documents_of(config) == Documents::bounds)
+    documents_ = persistent.alloc(DType::i32, {2, config.training.micro_batch_size, config.training.seq_len});
   losses_ = persistent.alloc(wide(config.precision.param_dtype), {n});
   sums_ = persistent.alloc(DType::f64, {2});
-  for (size_t i = 0; i < kUploads; ++i) pinned_.push_back(std::make_unique<Pinned>(device, n));
+  for (size_t i = 0; i < kUploads; ++i) pinned_.push_back(std::make_unique<Pinned>(device, documents_ ? 5 * n : 3 * n));
 }
 Session::~Session() = default;
 
@@ -201,8 +206,14 @@ DeviceBatch Session::upload(const Batch& batch) {
   sort_by_token(batch.tokens, config.model.vocab_size, p.data + 2 * n);
   for (int i = 0; const Tensor& t : {tokens_, targets_, order_})
     copy_to_device(stream, t.data, p.data + n * i++, t.bytes());
+  if (documents_) {
+    CHECK(int64_t(batch.begins.size()) == n && int64_t(batch.ends.size()) == n, "no bounds of documents");
+    std::memcpy(p.data + 3 * n, batch.begins.data(), size_t(n) * sizeof(int32_t));
+    std::memcpy(p.data + 4 * n, batch.ends.data(), size_t(n) * sizeof(int32_t));
+    copy_to_device(stream, documents_.data, p.data + 3 * n, documents_.bytes());
+  }
   p.arrived.record(stream);
-  return {.tokens = tokens_, .targets = targets_, .order = order_};
+  return {.tokens = tokens_, .targets = targets_, .order = order_, .documents = documents_};
 }
 
 double Session::loss(const Samples& samples, int64_t first, int64_t count) {
@@ -216,6 +227,8 @@ double Session::loss(const Samples& samples, int64_t first, int64_t count) {
     if (!some) std::fill(batch.targets.begin(), batch.targets.end(), kIgnore);
     batch.tokens.resize(size_t(tokens_.numel()), 0);  // a short batch is filled up with rows without loss
     batch.targets.resize(size_t(tokens_.numel()), kIgnore);
+    if (documents_) batch.begins.resize(size_t(tokens_.numel()), 0);
+    if (documents_) batch.ends.resize(size_t(tokens_.numel()), int32_t(batch.seq_len));
     valid += double(std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; }));
     model.evaluate(c, upload(batch), losses_);
     sum(stream, sums_.part(0, {1}), losses_);

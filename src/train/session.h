@@ -15,7 +15,10 @@ struct Samples {
   std::function<Batch(int64_t first, int64_t count)> batch;
   std::function<int64_t(int64_t first, int64_t count)> valid_targets;
 };
-Samples samples_of(const Loader&);         // the loader outlives it
+Samples samples_of(const Loader&);                   // the loader outlives it
+inline Documents documents_of(const RunConfig& c) {  // what its batches hold
+  return c.data.intra_document_mask ? Documents::bounds : Documents::none;
+}
 Samples random_samples(const RunConfig&);  // uniform tokens, for plans and benchmarks
 
 Device::Options options_for(const RunConfig&, const Host&);
@@ -57,7 +60,7 @@ class Session {
 
  private:
   struct Pinned;  // host side of an upload under way
-  Tensor tokens_{}, targets_{}, order_{}, losses_{}, sums_{};
+  Tensor tokens_{}, targets_{}, order_{}, documents_{}, losses_{}, sums_{};
   std::vector<std::unique_ptr<Pinned>> pinned_;
   size_t uploads_ = 0;
 };

@@ -31,6 +31,7 @@ std::vector<Planned> all_runs() {
   all.push_back({"stage_2", 2, {"parallel.zero_stage=2"}});
   all.push_back({"hybrid", 4, {"parallel.zero_stage=2", "parallel.shard_degree=2"}});
   all.push_back({"fp64", 1, {"precision.param_dtype=fp64"}});
+  all.push_back({"intra_document", 1, {"data.intra_document_mask=true", "memory.recompute_blocks=1"}});
   return all;
 }
 

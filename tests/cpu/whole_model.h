@@ -13,19 +13,24 @@ inline RunConfig tiny_config(const std::string& model, const std::vector<std::st
   return parse_config(R"({"model": )" + model + R"(, "checkpoint": {"dir": ""}})", "test", all);
 }
 
+inline Batch random_batch(const RunConfig& c) {
+  const int64_t T = c.training.seq_len, B = c.training.micro_batch_size, V = c.model.vocab_size;
+  Batch b{.batch = B, .seq_len = T};
+  for (int64_t i = 0; i < B * T; ++i) {
+    b.tokens.push_back(int32_t(random_bits(3, 1, uint64_t(i)) % uint64_t(V)));
+    b.targets.push_back(i % 5 == 4 ? -100 : int32_t(random_bits(3, 2, uint64_t(i)) % uint64_t(V)));
+  }
+  return b;
+}
+
 class WholeModel {
  public:
-  explicit WholeModel(const RunConfig& config)
+  explicit WholeModel(const RunConfig& config) : WholeModel(config, random_batch(config)) {}
+  WholeModel(const RunConfig& config, Batch batch)
       : config_(config),
         session_(config_, host_, plan::engine().plan(config_, 1, cpu::engine().target()), Purpose::train,
-                 options_for(config_, host_)) {
-    const int64_t T = config_.training.seq_len, B = config_.training.micro_batch_size;
-    batch_ = {.batch = B, .seq_len = T};
-    for (int64_t i = 0; i < B * T; ++i) {
-      batch_.tokens.push_back(int32_t(random_bits(3, 1, uint64_t(i)) % uint64_t(config_.model.vocab_size)));
-      batch_.targets.push_back(
-          i % 5 == 4 ? -100 : int32_t(random_bits(3, 2, uint64_t(i)) % uint64_t(config_.model.vocab_size)));
-    }
+                 options_for(config_, host_)),
+        batch_(std::move(batch)) {
     session_.params.for_each(
         [&](const std::string& name, Shape, const ParameterStore::Local& l) {  // nothing at its default
           double* w = l.master.ptr<double>();
@@ -54,6 +59,13 @@ class WholeModel {
     if (frozen_) c.routers.choice = {choice_.data(), DType::f64, {int64_t(choice_.size())}};
     session_.model.train(c, session_.upload(batch_), session_.loss_total(), 1 / valid());
     return *session_.loss_total().ptr<double>() / valid();
+  }
+  std::vector<double> token_losses() {
+    publish();
+    Context c = session_.context(Pass::evaluate);
+    std::vector<double> losses(batch_.tokens.size());
+    session_.model.evaluate(c, session_.upload(batch_), {losses.data(), DType::f64, {int64_t(losses.size())}});
+    return losses;
   }
   double balance() const { return losses_[0]; }  // of the last train(): the auxiliary losses of routers
   double z() const { return losses_[1]; }
