@@ -108,13 +108,13 @@ Loader::Window Loader::locate(int64_t sample) const {
   return {&file, first, std::min(config_.seq_len, file.tokens() - 1 - first)};
 }
 
-Batch blank_batch(int64_t batch, int64_t seq_len, Documents documents) {
+Batch blank_batch(int64_t batch, int64_t seq_len, Bounds documents) {
   const size_t n = size_t(batch * seq_len);
   Batch b{.tokens = std::vector<int32_t>(n, 0),
           .targets = std::vector<int32_t>(n, kIgnore),
           .batch = batch,
           .seq_len = seq_len};
-  if (documents == Documents::bounds) b.begins.assign(n, 0), b.ends.assign(n, int32_t(seq_len));
+  if (documents == Bounds::of_documents) b.begins.assign(n, 0), b.ends.assign(n, int32_t(seq_len));
   return b;
 }
 
@@ -131,7 +131,7 @@ Batch Loader::batch(int64_t first_sample, int64_t count) const {
     std::copy(ids.begin() + 1, ids.end(), b.targets.begin() + ptrdiff_t(i * T));
     // By the file's index, not by BOS and EOS, which a tokenizer may lack. Positions run on from document to document:
     // rotary embedding turns by their differences, which within a document are the same wherever it begins.
-    if (config_.documents == Documents::bounds)
+    if (config_.documents == Bounds::of_documents)
       set_bounds(b.bounds().row(int64_t(i), config_.seq_len), *w.file, w.first, w.targets);
     if (!config_.ignore_document_starts) continue;
     const TokenFile::Starts documents = w.file->starts_in(w.first + 1, w.first + w.targets + 1);

@@ -24,13 +24,13 @@ inline constexpr int32_t kIgnore = -100;  // a target without loss
 
 struct Batch {
   std::vector<int32_t> tokens, targets;  // [batch, seq_len]
-  std::vector<int32_t> begins, ends;     // [batch, seq_len], where asked for: of each token's document (document_bounds.h)
+  std::vector<int32_t> begins, ends;  // [batch, seq_len], where asked for: of each token's document (document_bounds.h)
   int64_t batch = 0, seq_len = 0;
   DocumentBounds bounds() { return {begins, ends}; }
 };
-enum class Documents : bool { none, bounds };  // bounds: with begins and ends
+enum class Bounds : bool { none, of_documents };  // whether begins and ends are there
 // Token 0 everywhere, no loss, each sequence one document.
-Batch blank_batch(int64_t batch, int64_t seq_len, Documents);
+Batch blank_batch(int64_t batch, int64_t seq_len, Bounds);
 
 enum class Split { all, train, held_out };  // of each file's windows the last `held_out` part is held out
 
@@ -42,7 +42,7 @@ struct LoaderConfig {
   uint64_t seed = 0;
   bool shuffle = true;
   bool ignore_document_starts = false;  // no loss on a document's first token, which nothing before it can predict
-  Documents documents = Documents::none;
+  Bounds documents = Bounds::none;
   Split split = Split::all;
   double held_out = 0;  // fraction; at least one window of each file
 };

@@ -19,7 +19,7 @@ void load_weights(Session& s, const std::string& model) {
 void evaluate_run(const RunConfig& config, Host& host, const Planner& planner, const EvaluateRequest& request) {
   Session s(config, host, planner(config), Purpose::evaluate, options_for(config, host));
   load_weights(s, request.model);
-  Batch batch = blank_batch(config.training.micro_batch_size, config.training.seq_len, documents_of(config));
+  Batch batch = blank_batch(config.training.micro_batch_size, config.training.seq_len, bounds_of(config));
   const auto losses =
       s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {batch.batch * batch.seq_len});
   while (request.next({batch.tokens, batch.targets, batch.begins, batch.ends})) {
@@ -52,7 +52,7 @@ PlanResult plan_inference(const RunConfig& config, const Target& target, int64_t
     Session s(config, host, unbounded, Purpose::evaluate, {.target = target});
     const Tensor losses = s.arenas[Memory::weights].alloc(wide(config.precision.param_dtype), {B * T});
     Context c = s.context(Pass::evaluate);
-    s.model.evaluate(c, s.upload(blank_batch(B, T, documents_of(config))), losses);
+    s.model.evaluate(c, s.upload(blank_batch(B, T, bounds_of(config))), losses);
     note(s);
   }
   return result;

@@ -9,7 +9,7 @@ namespace octet::BACKEND {
 namespace {
 Samples no_samples(const RunConfig& c) {  // nothing is ever read
   const int64_t T = c.training.seq_len;
-  const Documents documents = documents_of(c);
+  const Bounds documents = bounds_of(c);
   return {[=](int64_t, int64_t count) { return blank_batch(count, T, documents); },
           [=](int64_t, int64_t count) { return count * T; }};
 }

@@ -86,7 +86,7 @@ LoaderConfig loader_config(const RunConfig& c, const std::vector<std::string>& f
           .vocab_size = c.model.vocab_size,
           .seed = uint64_t(*c.training.seed),
           .ignore_document_starts = c.data.document_loss_mask,
-          .documents = documents_of(c),
+          .documents = bounds_of(c),
           .split = split,
           .held_out = c.data.validation_fraction};
 }

@@ -103,14 +103,14 @@ Samples samples_of(const Loader& loader) {
 Samples random_samples(const RunConfig& c) {
   const int64_t T = c.training.seq_len, V = c.model.vocab_size;
   const uint64_t seed = uint64_t(*c.training.seed);
-  const Documents documents = documents_of(c);
+  const Bounds documents = bounds_of(c);
   return {[=](int64_t first, int64_t count) {
             Batch b = blank_batch(count, T, documents);
             for (int64_t i = 0; i < count * T; ++i) {
               b.tokens[size_t(i)] = int32_t(random_bits(seed, 1, uint64_t(first * T + i)) % uint64_t(V));
               b.targets[size_t(i)] = int32_t(random_bits(seed, 2, uint64_t(first * T + i)) % uint64_t(V));
             }
-            for (int64_t i = 0; i < count && documents == Documents::bounds; ++i)
+            for (int64_t i = 0; i < count && documents == Bounds::of_documents; ++i)
               set_random_bounds(b.bounds().row(i, T), seed, first + i);
             return b;
           },
@@ -155,7 +155,7 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
   scaling.materialise(stream, persistent);
   model.materialise(stream, persistent);
   for (Tensor* t : {&tokens_, &targets_, &order_}) *t = persistent.alloc(DType::i32, {n});
-  if (documents_of(config) == Documents::bounds)
+  if (bounds_of(config) == Bounds::of_documents)
     documents_ = persistent.alloc(DType::i32, {2, config.training.micro_batch_size, config.training.seq_len});
   losses_ = persistent.alloc(wide(config.precision.param_dtype), {n});
   sums_ = persistent.alloc(DType::f64, {2});

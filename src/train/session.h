@@ -15,9 +15,9 @@ struct Samples {
   std::function<Batch(int64_t first, int64_t count)> batch;
   std::function<int64_t(int64_t first, int64_t count)> valid_targets;
 };
-Samples samples_of(const Loader&);                   // the loader outlives it
-inline Documents documents_of(const RunConfig& c) {  // what its batches hold
-  return c.data.intra_document_mask ? Documents::bounds : Documents::none;
+Samples samples_of(const Loader&);             // the loader outlives it
+inline Bounds bounds_of(const RunConfig& c) {  // what its batches hold
+  return c.data.intra_document_mask ? Bounds::of_documents : Bounds::none;
 }
 Samples random_samples(const RunConfig&);  // uniform tokens, for plans and benchmarks
 

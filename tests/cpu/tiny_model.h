@@ -45,12 +45,13 @@ inline int64_t count_valid(const std::vector<int32_t>& targets) {
 // others have no loss: the micro-batches and the ranks have different numbers of valid targets.
 inline Samples tiny_samples(const RunConfig& config) {
   const int64_t T = config.training.seq_len, V = config.model.vocab_size;
-  const Documents documents = documents_of(config);
+  const Bounds documents = bounds_of(config);
   const auto batch = [=](int64_t first, int64_t count) {
     Batch b = blank_batch(count, T, documents);
     b.tokens.clear(), b.targets.clear();
     for (int64_t g = first; g < first + count; ++g) {
-      if (documents == Documents::bounds) set_bounds(b.bounds().row(g - first, T), std::array{1 + g % 3, T / 2, T - 1});
+      if (documents == Bounds::of_documents)
+        set_bounds(b.bounds().row(g - first, T), std::array{1 + g % 3, T / 2, T - 1});
       const uint64_t begin = random_bits(1, 1, uint64_t(g)), by = 1 + random_bits(1, 2, uint64_t(g)) % 3;
       for (int64_t t = 0; t < T; ++t) {
         const bool ignored = t < g % 5 || random_bits(1, 3, uint64_t(g * T + t)) % 8 == 0;

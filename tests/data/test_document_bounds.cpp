@@ -37,7 +37,7 @@ std::vector<int64_t> lengths(uint64_t seed, int64_t count) {  // many of one tok
 }
 
 LoaderConfig config_for(const std::vector<Written>& files, int64_t T) {
-  LoaderConfig config{.seq_len = T, .vocab_size = 100000, .seed = 3, .documents = Documents::bounds};
+  LoaderConfig config{.seq_len = T, .vocab_size = 100000, .seed = 3, .documents = Bounds::of_documents};
   for (const Written& w : files) config.files.push_back(w.path);
   return config;
 }
@@ -92,7 +92,7 @@ TEST(DocumentBounds, AreNotMadeUnlessAskedFor) {
   LoaderConfig config = config_for({write(dir / "a", 0, lengths(1, 100))}, 8);
   const Batch with = Loader(config).batch(0, 20);
   const uint64_t print = Loader(config).fingerprint();
-  config.documents = Documents::none;
+  config.documents = Bounds::none;
   const Batch without = Loader(config).batch(0, 20);
   EXPECT_TRUE(without.begins.empty() && without.ends.empty());
   EXPECT_EQ(with.tokens, without.tokens);
