@@ -4,6 +4,6 @@
 
 namespace octet {
 
-void explain_bus_errors();  // installs the handler; to be called before MPI installs its own
+void explain_bus_errors();  // installs the handler; call it before MPI installs its own
 
 }  // namespace octet

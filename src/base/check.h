@@ -1,8 +1,8 @@
 #pragma once
 // Errors for people. Three kinds, each with the exit code that main() returns:
 //   InputError (2)   what the user gave is wrong: the message says what, where (file, key, line) and what to do
-//   SystemError (3)  the machine refused: a full disk, no memory, a lost rank
-//   Error (3)        CHECK failed: a fault of this program; the message carries file and line of the source
+//   SystemError (3)  the machine failed: a full disk, no memory, a lost rank
+//   Error (3)        CHECK failed: a bug in this program; the message carries file and line of the source
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -42,7 +42,7 @@ template <class... Parts>
 
 }  // namespace octet
 
-// CHECK(condition, message parts...): an invariant of the program. bad_input(...) is for what the user can put right.
+// CHECK(condition, message parts...): an invariant of the program. bad_input(...) is for what the user can fix.
 #define CHECK(cond, ...)                                                                             \
   do {                                                                                               \
     if (!(cond)) [[unlikely]]                                                                        \

@@ -62,7 +62,7 @@ int open_alone(const fs::path& temp, const fs::path& name) {
     if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // other errors: a file system without locks
       ::close(fd);
       bad_input("cannot write '", name.string(),
-                "': another process is writing it: wait for its end, or give another name");
+                "': another process is writing it: wait until it ends, or give another name");
     }
     struct stat mine, there;
     const bool same = ::fstat(fd, &mine) == 0 && ::stat(temp.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
@@ -71,7 +71,7 @@ int open_alone(const fs::path& temp, const fs::path& name) {
     const int error = errno;
     ::close(fd);
     if (same) refused_path("write", temp, error);
-    // else the other writer finished between our open and our lock, and this is no longer the temporary file
+    // otherwise the other writer finished between our open and our lock, and this is no longer the temporary file
   }
 }
 
@@ -90,7 +90,7 @@ void pwrite_all(int fd, const char* data, size_t bytes, int64_t offset, bool see
 
 void refused_path(const char* verb, const fs::path& path, int error) {
   const char* remedy = "";
-  bool user = true;  // a name that cannot be, or a place where this user may not write
+  bool user = true;  // an impossible name, or a place where this user may not write
   switch (error) {
     case ENOENT:
       remedy = ": create its folder first";
@@ -190,9 +190,9 @@ void LongRead::read(int64_t offset, void* to, int64_t bytes) const {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) refused_path("read", path_, errno);
     if (n == 0)
-      throw SystemError(concat("'", path_.string(), "' was cut from ", size_, " to ", size_of_regular(fd_, path_),
-                               " bytes while it was in use: put the whole file back and start again; to exchange a "
-                               "file under way, move the new one to its name"));
+      throw SystemError(concat("'", path_.string(), "' shrank from ", size_, " to ", size_of_regular(fd_, path_),
+                               " bytes while it was in use: restore the whole file and start again; to replace a "
+                               "file in use, rename the new one to its name"));
     done += n;
   }
 }
@@ -264,7 +264,7 @@ void keep_inputs(const fs::path& output, const std::vector<std::string>& inputs)
   std::error_code none;
   for (const std::string& input : inputs)
     if (fs::is_regular_file(input, none) && fs::equivalent(output, input, none))
-      bad_input("cannot write '", output.string(), "': it is also read, and would be lost: give another name");
+      bad_input("cannot write '", output.string(), "': it is also an input and would be lost: give another name");
 }
 
 void append_to_file(const fs::path& path, std::string_view text) {

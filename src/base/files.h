@@ -77,15 +77,15 @@ class FileWriter {
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, std::string_view contents);  // by a FileWriter
 
-// InputError if `output` is one of the files that are read, as writing would destroy it.
+// InputError if `output` is one of the input files, as writing would destroy it.
 void keep_inputs(const std::filesystem::path& output, const std::vector<std::string>& inputs);
 void append_to_file(const std::filesystem::path& path, std::string_view text);  // all or nothing; creates it
 
-// For staging a folder of files: make durable first the data, then the folder's entries, then its name.
+// For staging a folder of files: first the data is made durable, then the folder's entries, then its name.
 void sync_path(const std::filesystem::path& path);                                        // a file or a folder
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);  // and syncs to's folder
 void make_folders(const std::filesystem::path& path);
-// What a chain of links leads to, there or not: a rename would put a file in the place of the link.
+// The target of a chain of links, whether it exists or not: a rename would replace the link itself.
 std::filesystem::path followed(const std::filesystem::path& name);
 int64_t free_bytes(const std::filesystem::path& folder);  // what an unprivileged user may still write there
 

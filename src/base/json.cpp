@@ -23,7 +23,7 @@ class KeyWatch {
     if (event == Event::key) {
       levels_.back().last = parsed.get<std::string>();
       if (!levels_.back().keys.insert(levels_.back().last).second)
-        bad_input(where_, ": ", path(), " stands twice; keep one of them");
+        bad_input(where_, ": ", path(), " appears twice; keep one of them");
     }
     return true;
   }
@@ -42,7 +42,7 @@ class KeyWatch {
   std::vector<Level> levels_;
 };
 
-// "configs/a.json:3:7", both counted from 1, of the byte at which the parser stopped.
+// "configs/a.json:3:7": line and column, from 1, of the byte at which the parser stopped.
 std::string place(std::string_view text, size_t byte, const std::string& where) {
   const std::string_view before = text.substr(0, std::min(text.size(), byte ? byte - 1 : 0));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
@@ -93,13 +93,13 @@ std::string show(const json& value) {
 }
 
 std::string closest(std::string_view word, const std::vector<std::string>& candidates) {
-  if (word.size() > 100) return "";  // no typing error; and the edit distance is quadratic
+  if (word.size() > 100) return "";  // not a typing error; and the edit distance is quadratic
   std::string best;
   size_t least = std::max<size_t>(1, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     size_t distance = edit_distance(word, candidate);
     if (distance >= candidate.size()) continue;  // nothing in common
-    // A prefix is as near as a single typing error: "warmup" for "warmup_steps".
+    // A prefix counts as a single typing error: "warmup" for "warmup_steps".
     if (distance > 1 && word.size() >= 4 && (candidate.starts_with(word) || word.starts_with(candidate))) distance = 1;
     if (distance < least) least = distance, best = candidate;
   }

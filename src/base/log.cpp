@@ -53,7 +53,7 @@ class SplitSink final : public spdlog::sinks::sink {
   }
 
  private:
-  // Not by closing it: the next file to be opened would have its number.
+  // Not by closing it: the next file opened would get its descriptor.
   void drop_output() {
     const int none = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (none < 0 || ::dup2(none, STDOUT_FILENO) < 0) return;

@@ -12,8 +12,8 @@ enum class LogLevel { debug, info, warning, error };
 struct LogSetup {
   int rank = 0, ranks = 1;
   LogLevel level = LogLevel::info;
-  // A reader that leaves (`| head`) ends the process, as of any program; or, of one whose work is worth more than its
-  // lines, only the lines.
+  // When the reader of standard output leaves (`| head`), the process ends as usual; or, where its work is worth more
+  // than its messages (training), only the messages end.
   enum class Readers { needed, may_leave } readers = Readers::needed;
 };
 void start_logging(const LogSetup& setup);  // once, before the first message; without it: one rank, info

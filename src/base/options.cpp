@@ -33,7 +33,7 @@ bool take(bool& out, const json& value, const Range&, const std::string&) {
 bool take(int64_t& out, const json& value, const Range& range, const std::string& where) {
   if (!value.is_number()) return false;
   const double x = value.get<double>();
-  if (value.is_number_float() && x != std::floor(x)) return false;  // 2e9 is an integer, 2.5 is none
+  if (value.is_number_float() && x != std::floor(x)) return false;  // 2e9 is an integer, 2.5 is not
   if (x >= 0x1p63 || x < -0x1p63 || (value.is_number_float() && std::abs(x) > 0x1p53))
     bad_input(where, ": ", show(value), " is out of range of a 64-bit integer");
   check_range(x, range, where, value);
@@ -103,7 +103,7 @@ void OptionBase::read_text(const std::string& text, const std::string& where) {
   try {
     json parsed = parse_json(text, where);
     if (parsed.is_string() || !takes_bare_text()) value = std::move(parsed);
-  } catch (const InputError&) {  // no JSON: the text itself
+  } catch (const InputError&) {  // not JSON: the text itself
   }
   read(value, where);
 }
@@ -161,7 +161,7 @@ void ChoiceBase::assign(const json& value, const std::string& where) {
     if (entry.listed) listed.push_back(entry.name);
   }
   if (!value.is_string()) mistyped(where, "one of " + type(), value);
-  bad_input(where, ": ", show(value), " is none of ", type(), did_you_mean(value.get<std::string>(), listed));
+  bad_input(where, ": ", show(value), " is not one of ", type(), did_you_mean(value.get<std::string>(), listed));
 }
 
 std::vector<OptionBase*> Section::options() {

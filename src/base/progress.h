@@ -1,5 +1,5 @@
 #pragma once
-// Progress of a long job: on a terminal a bar with the time left, redrawn in place; elsewhere a line now and then. And
+// Progress of a long job: on a terminal a bar with the time left, redrawn in place; elsewhere an occasional line. Also
 // human-readable numbers.
 #include <chrono>
 #include <cstdint>

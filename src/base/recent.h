@@ -1,5 +1,5 @@
 #pragma once
-// A map that keeps at most so many entries: when it is full, the one that was not asked for the longest makes room.
+// A map of bounded size that evicts the least recently used entry.
 #include <cstddef>
 #include <list>
 #include <map>
@@ -17,7 +17,7 @@ class Recent {
     entries_.splice(entries_.begin(), entries_, found->second);  // asked for last
     return &found->second->value;
   }
-  bool full() const { return entries_.size() >= most_; }  // the next make() will end an entry
+  bool full() const { return entries_.size() >= most_; }  // the next make() will evict an entry
   template <class... A>
   Value& make(const Key& k, A&&... arguments) {                // of a key that is not there
     entries_.emplace_front(k, std::forward<A>(arguments)...);  // first: it may throw

@@ -106,7 +106,7 @@ int bench_ops(const RunConfig& config, const Engine& engine, const Target& targe
 
 int bench(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
-  if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
+  if (words.leading.size() != 1) arguments.refuse("give one config file, followed by section.key=value");
   RunConfig config = load_config(words.leading[0], words.changes);
   const int64_t ranks = count_ranks(arguments, mpi);
   const BenchRequest request{.steps = arguments.integer("steps", 1, 1'000'000'000),
@@ -141,7 +141,7 @@ int bench(const Arguments& arguments, Host* mpi) {
   if (request.profile) {
     const Spread step = spread_of(result.step_seconds);
     report["profile"] = profile_of(result, plan, step);
-    if (report["profile"].empty()) log_warning("this device keeps no times of kernels: the profile is empty");
+    if (report["profile"].empty()) log_warning("this device does not time kernels: the profile is empty");
     else print_profile(report["profile"], step);
   }
   std::printf("%s\n", report.dump().c_str());
@@ -153,17 +153,18 @@ int bench(const Arguments& arguments, Host* mpi) {
 Command bench_command() {
   return {.name = "bench",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
-          .summary = "measure the speed of training, on random tokens",
-          .options = {{"steps", "N", "steps that are measured", "10"},
-                      {"warmup", "N", "steps before them", "3"},
+          .summary = "measure training speed on random tokens",
+          .options = {{"steps", "N", "steps to measure", "10"},
+                      {"warmup", "N", "warm-up steps before them", "3"},
                       {"ops", "WHICH",
-                       "time ops by themselves instead of steps: all, layers (all but products) or products"},
-                      {"profile", "", "time every class of kernels, too (the steps get slower)"},
+                       "time single operations instead of steps: all, layers (all but matrix products) or products"},
+                      {"profile", "", "also time every kernel class (steps get slower)"},
                       kRanksOption},
           .more =
-              "Prints one line of JSON; with --profile or --ops also a table on standard error. No data are needed.\n"
-              "--ops calls an op 20 times on the same tensors: one that fits into the cache of the card runs from "
-              "there.\n\n"
+              "Prints one line of JSON; with --profile or --ops also a table on standard error. No data files are\n"
+              "needed.\n"
+              "--ops calls each operation 20 times on the same tensors; small ones may run from the card's cache.\n"
+              "\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --steps 20\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --ops layers\n"
               "  octet bench configs/tiny_llama.json --steps 3\n",

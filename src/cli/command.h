@@ -1,5 +1,5 @@
 #pragma once
-// A command of `octet`: what it takes, what help says of it, and what it does. One file each; command.cpp lists them.
+// A command of `octet`: its arguments, its help and its function. One file each; command.cpp lists them.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,8 +11,8 @@ namespace octet {
 
 // What a command's run returns besides 0. Errors that it throws are 2, the input is wrong, or 3, a fault of the system
 // (base/check.h). help.cpp tells users the same.
-inline constexpr int kCheckFailed = 1;    // verify: beyond tolerance; inspect: a checksum does not agree
-inline constexpr int kEndedBySignal = 4;  // train: saved, and ended by SIGTERM, SIGINT or SIGHUP before its last step
+inline constexpr int kCheckFailed = 1;    // verify: beyond tolerance; inspect: a checksum does not match
+inline constexpr int kEndedBySignal = 4;  // train: saved and stopped by SIGTERM, SIGINT or SIGHUP before its last step
 
 struct OptionSpec {
   const char* name;
@@ -30,7 +30,7 @@ struct Command {
   int (*run)(const Arguments&, Host* mpi);  // mpi: the ranks of mpirun; null when started alone. Returns the exit code.
 };
 
-// The words behind a command, by its options. What it does not take is an InputError.
+// The words after a command, by option. Unknown or missing ones are an InputError.
 class Arguments {
  public:
   Arguments(const Command& command, const std::vector<std::string>& words);
@@ -50,7 +50,7 @@ class Arguments {
   std::vector<std::string> words_;
 };
 
-// Splits the words into leading ones and section.key=value behind them.
+// Splits the words into leading ones and the section.key=value that follow.
 struct Words {
   std::vector<std::string> leading, changes;
 };

@@ -1,4 +1,4 @@
-// octet completion: what a shell offers on Tab, made from the tables of commands and options.
+// octet completion: a shell's completions, made from the tables of commands and options.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -114,11 +114,12 @@ int run_completion(const Arguments& arguments, Host*) {
 Command completion_command() {
   return {.name = "completion",
           .usage = "bash",
-          .summary = "print the file that completes command lines in a shell",
+          .summary = "print a shell script that completes commands on Tab",
           .options = {},
           .more =
-              "Commands, options, keys of a config and their values are completed on Tab. For one shell, and for all\n"
-              "that are started later (needs the package bash-completion):\n\n"
+              "Tab completes commands, options, config keys and their values. For the current shell, and for all\n"
+              "later ones (needs the package bash-completion):\n"
+              "\n"
               "  source <(octet completion bash)\n"
               "  octet completion bash > ~/.local/share/bash-completion/completions/octet\n",
           .run = run_completion};

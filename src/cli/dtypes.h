@@ -21,7 +21,7 @@ inline std::optional<ExchangeType> exchange_type(std::string_view any_name) {
     if (any_name == t.name || any_name == t.option || any_name == t.stored) return t;
   return {};
 }
-inline std::string long_name(std::string_view stored) {  // "float32" for "F32"; "" for what is none of the three
+inline std::string long_name(std::string_view stored) {  // "float32" for "F32"; "" for other types
   const auto type = exchange_type(stored);
   return type ? type->name : "";
 }

@@ -61,7 +61,7 @@ struct Text {  // one file of --data
   int64_t windows(int64_t T) const { return (targets + T - 1) / T; }
 };
 
-// Token files as they are; text and JSONL by the model's tokenizer, in a folder that is gone at the end.
+// Token files as they are; text and JSONL are tokenized with the model's tokenizer into a temporary folder.
 std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, const std::string& model,
                              const fs::path& scratch) {
   const int64_t most = arguments.integer("limit", 0, int64_t{1} << 31);
@@ -89,7 +89,7 @@ std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, co
       bad_input("'", name, "' was made for a vocabulary of ", text.file.vocab_size(), "; that of ", model, " is ",
                 run.config.model.vocab_size, ": tokenize the text with the model's own tokenizer");
     if (tokenizer && header.tokenizer_fingerprint && header.tokenizer_fingerprint != tokenizer->fingerprint())
-      log_warning(name, " was made by another tokenizer than the model's: its loss means little");
+      log_warning(name, " was not made with the model's tokenizer: its loss means little");
     const int64_t all = text.file.tokens() - 1;
     text.targets = most ? std::min(all, most * run.config.training.seq_len) : all;
     text.source_bytes = double(header.source_bytes) * double(text.targets) / double(all);
@@ -237,7 +237,7 @@ void print_texts(const json& report) {
 
 int eval(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
-  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, and --data behind it");
+  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, followed by --data");
   const std::vector<std::string> quizzes = arguments.all("multiple-choice");
   if (arguments.all("data").empty() && quizzes.empty())
     arguments.refuse("give --data: token files, text or JSONL; or questions with --multiple-choice");
@@ -289,13 +289,13 @@ Command eval_command() {
   std::vector<OptionSpec> options{
       {"data", "FILE ...", "token files, text or JSONL; * and ? match many", "", true},
       {"multiple-choice", "FILE ...", "JSONL of questions: {\"ctx\": …, \"endings\": […], \"label\": 0}", "", true},
-      {"seq-len", "N", "tokens of a sequence (0: the model's range, 4096 at most)", "0"},
-      {"limit", "N", "sequences or questions of each file at most (0: all)", "0"},
-      {"batch", "N", "sequences that are computed together", "8"},
-      {"no-bos", "", "documents of text do not begin with the tokenizer's BOS"},
-      {"no-eos", "", "nor end with its EOS"},
+      {"seq-len", "N", "tokens per sequence (0: the model's maximum, up to 4096)", "0"},
+      {"limit", "N", "at most N sequences or questions of each file (0: all)", "0"},
+      {"batch", "N", "sequences computed together", "8"},
+      {"no-bos", "", "do not begin documents of text with the tokenizer's BOS"},
+      {"no-eos", "", "do not end them with its EOS"},
       {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
-      {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+      {"separator", "TEXT", "separates the documents of a text file", "<|endoftext|>"},
       {"json", "", "print the figures as JSON"}};
   for (const OptionSpec& o : model_run_options()) options.push_back(o);
   return {

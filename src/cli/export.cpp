@@ -117,7 +117,7 @@ class Copier {  // tensors from a model to files, converted; rows beyond the voc
       nonfinite_ += !std::isfinite(v);
       if (type_.dtype == DType::f16 && std::isfinite(v) && !std::isfinite(float(f16(v))))
         bad_input(place.file->path().string(), ": ", name, " holds ", v,
-                  ", beyond float16's largest number, 65504: take --dtype bfloat16");
+                  ", beyond float16's largest number, 65504: use --dtype bfloat16");
     }
     const size_t size = size_of(type_.dtype);
     if (place.entry->dtype == type_.stored)  // the same bytes, those of a NaN too
@@ -143,7 +143,7 @@ void write_index(const fs::path& folder, const std::vector<File>& files) {
   write_file(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-// The model as it leaves: with its tokenizer's beginning and end of text, and the vocabulary that was asked for.
+// The exported model's config: with its tokenizer's beginning and end of text, and the requested vocabulary.
 ModelConfig exported(const Arguments& arguments, const ModelFolder& from, const TokenizerSource& tokenizer) {
   ModelConfig model = from.model;
   const int64_t entries = tokenizer.model ? tokenizer.model->vocab_size() : 0;
@@ -153,21 +153,22 @@ ModelConfig exported(const Arguments& arguments, const ModelFolder& from, const 
   if (arguments.has("vocab-size")) {
     const int64_t asked = arguments.integer("vocab-size", 1);
     if (asked > model.vocab_size)
-      arguments.refuse(
-          concat("--vocab-size ", asked, ": the model has ", model.vocab_size, " entries; it is only cut"));
+      arguments.refuse(concat("--vocab-size ", asked, ": the model has ", model.vocab_size,
+                              " entries; the option can only remove some"));
     if (asked < entries)
-      arguments.refuse(concat("--vocab-size ", asked, ": the tokenizer has ", entries, " entries, which would be cut"));
+      arguments.refuse(
+          concat("--vocab-size ", asked, ": the tokenizer has ", entries, " entries, some of which would be removed"));
     model.vocab_size = asked;
   }
   if (tokenizer.model) {
-    // A tokenizer.json may have tokens that its texts do not begin or end with: the model's own word then counts.
+    // A tokenizer.json may not say which tokens begin and end a text: then the model's own config decides.
     const auto of = [&](int id, int64_t own) { return id < 0 && !tokenizer.model->is_sentencepiece() ? own : id; };
     model.bos_id = of(tokenizer.model->bos(), model.bos_id);
     model.eos_id = of(tokenizer.model->eos(), model.eos_id);
   }
   for (const auto& [id, name] : {std::pair{model.bos_id, "bos_token_id"}, {model.eos_id, "eos_token_id"}})
     if (id >= model.vocab_size)
-      bad_input("--vocab-size ", model.vocab_size, " would cut ", name, " ", id, ": take more");
+      bad_input("--vocab-size ", model.vocab_size, " would remove ", name, " ", id, ": take more");
   return model;
 }
 
@@ -189,7 +190,7 @@ int run_export(const Arguments& arguments, Host*) {
 
   if (model.arch == Arch::neox && model.sliding_window)
     log_warning("transformers has no GPT-NeoX with a sliding_window: texts longer than ", model.sliding_window,
-                " tokens get other logits there");
+                " tokens give different logits there");
 
   StagedFolder staged(arguments.text("out"));
   write_file(staged.path() / "config.json", write_config_file(model, type.name).dump(2) + "\n");
@@ -223,7 +224,7 @@ int run_export(const Arguments& arguments, Host*) {
               files.size() == 1 ? "file" : "files");
   if (tokenizer.files.empty()) std::printf("No tokenizer is known of it; give one with --tokenizer.\n");
   if (tokenizer.model && tokenizer.model->vocab_size() < model.vocab_size)
-    std::printf("Its vocabulary has %s entries, its tokenizer %s; --vocab-size %d would cut the rest.\n",
+    std::printf("Its vocabulary has %s entries, its tokenizer %s; --vocab-size %d would remove the rest.\n",
                 with_commas(model.vocab_size).c_str(), with_commas(tokenizer.model->vocab_size()).c_str(),
                 tokenizer.model->vocab_size());
   return 0;
@@ -237,17 +238,19 @@ Command export_command() {
       .usage = "CHECKPOINT --out HF_DIR [OPTIONS]",
       .summary = "write a checkpoint as a folder that transformers loads",
       .options = {{"out", "HF_DIR", "the folder to write"},
-                  {"dtype", "auto|float32|bfloat16|float16", "of the weights; auto: as imported, else as stored",
+                  {"dtype", "auto|float32|bfloat16|float16", "type of the weights; auto: as imported, else as stored",
                    "auto"},
-                  {"max-shard-size", "SIZE", "of a file of weights: 5GB, 500MB, 2GiB", "5GB"},
+                  {"max-shard-size", "SIZE", "largest file of weights: 5GB, 500MB, 2GiB", "5GB"},
                   {"tokenizer", "PATH",
-                   "tokenizer.model or tokenizer.json, or a folder with one (else what lies in CHECKPOINT)"},
-                  {"vocab-size", "N", "entries to keep, where the vocabulary was trained with padding"},
+                   "tokenizer.model or tokenizer.json, or a folder with one (default: the one in CHECKPOINT)"},
+                  {"vocab-size", "N", "entries to keep, if the vocabulary was padded for training"},
                   {"json", "", "print what was written as JSON"}},
       .more =
-          "CHECKPOINT is a folder step-N of any number of ranks, a run's folder (its newest step is taken), what\n"
-          "octet import made, or a folder of transformers, which is then converted. Written are safetensors, a\n"
-          "config.json for transformers 4 and 5, generation_config.json, and the tokenizer.\n\n"
+          "CHECKPOINT is a folder step-N, saved by any number of ranks, a run's folder (its newest step is\n"
+          "taken), the result of octet import, or a folder saved by transformers, which is then converted.\n"
+          "Written are safetensors, a config.json for transformers 4 and 5, generation_config.json, and the\n"
+          "tokenizer.\n"
+          "\n"
           "  octet export out/tiny_llama/step-00000200 --out out/hf\n"
           "  octet export out/llama_1b --out out/hf --dtype bfloat16 --max-shard-size 2GB\n"
           "  python -c 'from transformers import AutoModelForCausalLM as M; print(M.from_pretrained(\"out/hf\"))'\n",

@@ -16,8 +16,8 @@ void check_fingerprint(const ModelFolder& from, const Tokenizer& tokenizer, cons
 
 json piece(const Tokenizer& tokenizer, int id) { return id < 0 ? json(nullptr) : json(tokenizer.piece(id)); }
 
-// What transformers knows of a tokenizer.model only from here. Llama's class takes any sentencepiece model, whatever
-// the architecture of the model; without `legacy` it treats text behind a special token as sentencepiece does.
+// What transformers learns about a tokenizer.model only from this file. Llama's class takes any sentencepiece model,
+// whatever the architecture of the model; without `legacy` it treats text after a special token as sentencepiece does.
 json config_of(const Tokenizer& tokenizer, const ModelConfig& model) {
   if (!tokenizer.is_sentencepiece())
     return {{"tokenizer_class", "PreTrainedTokenizerFast"},

@@ -15,10 +15,10 @@ struct TokenizerSource {
   std::vector<File> files;         // none: no tokenizer is known
   std::optional<Tokenizer> model;  // of tokenizer.model, else of tokenizer.json
 };
-// given: --tokenizer, a file or a folder; "": what lies beside the model. InputError: it is not the one the model was
-// trained with.
+// given: --tokenizer, a file or a folder; "": the one next to the model. InputError: the model was trained
+// with another one.
 TokenizerSource find_tokenizer(const ModelFolder& from, const std::string& given);
-// Copies the files; where there is only a tokenizer.model, writes what transformers wants besides.
+// Copies the files; where there is only a tokenizer.model, also writes the config that transformers needs.
 void write_tokenizer(const TokenizerSource& source, const ModelConfig& model, const std::filesystem::path& folder);
 
 }  // namespace octet

@@ -1,4 +1,4 @@
-// octet generate: goes on with prompts.
+// octet generate: continues prompts.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -28,7 +28,7 @@ std::vector<int32_t> ids_of(const Arguments& arguments, const std::string& optio
 void require_tokens(const char* option, const std::vector<int32_t>& ids, const ModelConfig& model) {
   for (const int32_t id : ids)
     if (id >= model.vocab_size)
-      bad_input("--", option, ": ", id, " is no token of a model with a vocabulary of ", model.vocab_size);
+      bad_input("--", option, ": ", id, " is not a token of a model with a vocabulary of ", model.vocab_size);
 }
 
 double number_in(const Arguments& arguments, const char* option, double least, double most) {
@@ -48,7 +48,7 @@ Sampling sampling_of(const Arguments& arguments) {
   for (const char* option : {"top-k", "top-p"})
     if (s.temperature == 0 && arguments.has(option))
       arguments.refuse(
-          concat("--", option, " needs a --temperature above 0: without one the likeliest token is taken"));
+          concat("--", option, " needs a --temperature above 0: without one the most likely token is taken"));
   return s;
 }
 
@@ -111,7 +111,7 @@ Prompts prompts_of(const Arguments& arguments, const ModelConfig& model, const s
   }
   if (all.ids.empty()) arguments.refuse("give a --prompt, or token ids with --prompt-ids");
   for (const auto& ids : all.ids) {
-    if (ids.empty()) arguments.refuse("an empty prompt, and this tokenizer has no token that begins a text");
+    if (ids.empty()) arguments.refuse("the prompt is empty, and this tokenizer has no token that begins a text");
     if (int64_t(ids.size()) >= model.max_positions)
       bad_input("a prompt of ", ids.size(), " tokens leaves no room: the model takes ", model.max_positions,
                 " (max_position_embeddings); shorten it");
@@ -137,7 +137,7 @@ std::vector<int32_t> stops_of(const Arguments& arguments, const ModelConfig& mod
   return stop;
 }
 
-// What people see: one prompt's tokens as they come, those of several when each has ended, in their order.
+// Printed output: one prompt's text as it is generated; with several, each text when it has ended, in order.
 class Printer {
  public:
   Printer(const Prompts& prompts, const Tokenizer* tokenizer) : prompts_(prompts), output_(prompts.ids.size()) {
@@ -160,7 +160,7 @@ class Printer {
       if (output_.size() > 1) put(concat("[", i + 1, "] ", output_[i]));
       put(last + "\n");
     }
-    std::fflush(stdout);  // the line of speeds goes another way
+    std::fflush(stdout);  // the speed goes to standard error
   }
 
  private:
@@ -198,7 +198,7 @@ json report_of(const Prompts& prompts, const GenerateResult& result, const Token
 
 int generate(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
-  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, and --prompt behind it");
+  if (words.leading.size() != 1) arguments.refuse("give the folder of one model, followed by --prompt");
   require_one_process(arguments, mpi, "generate");
   const bool random = arguments.has("random-init");
   const std::string folder = random ? words.leading[0] : find_model_folder(words.leading[0]).string();
@@ -217,7 +217,7 @@ int generate(const Arguments& arguments, Host* mpi) {
   size_t longest = 0, shortest = prompts.ids[0].size();
   for (const auto& ids : prompts.ids)
     longest = std::max(longest, ids.size()), shortest = std::min(shortest, ids.size());
-  // Positions for the longest prompt and what is added to the shortest: a batch goes on until its last sequence ends.
+  // Positions for the longest prompt and what is added to the shortest: a batch runs until its last sequence ends.
   const int64_t added = std::min(request.max_new_tokens, model.max_positions - int64_t(shortest));
   const int64_t batch = std::min(arguments.integer("batch", 1), int64_t(prompts.ids.size()));
   run.config.training.seq_len.set(int64_t(longest) + added);
@@ -250,35 +250,35 @@ int generate(const Arguments& arguments, Host* mpi) {
 
 Command generate_command() {
   std::vector<OptionSpec> options{
-      {"prompt", "TEXT ...", "what to go on with; several are computed together", "", true},
-      {"prompt-ids", "ID,ID ...", "the same as token ids, of which nothing is added or taken away", "", true},
-      {"max-new-tokens", "N", "tokens of a sequence at most", "128"},
-      {"temperature", "X", "0: the likeliest token each time; 1: as the model's probabilities are", "0"},
-      {"top-k", "K", "draw from the likeliest K tokens only (0: all)", "0"},
-      {"top-p", "P", "draw from the likeliest tokens whose probabilities reach P", "1"},
-      {"repetition-penalty", "X", "above 1: tokens that stood before become less likely", "1"},
-      {"seed", "N", "of the draws: the same seed gives the same text", "0"},
-      {"stop-ids", "ID,ID ...", "end behind one of these tokens too, beside the model's end of text", "", true},
-      {"ignore-eos", "", "go on behind the model's end of text"},
-      {"no-bos", "", "a text prompt does not begin with the tokenizer's BOS"},
-      {"batch", "N", "prompts that are computed together", "32"},
+      {"prompt", "TEXT ...", "text to continue; several are computed together", "", true},
+      {"prompt-ids", "ID,ID ...", "a prompt as token ids, used exactly as given", "", true},
+      {"max-new-tokens", "N", "at most N new tokens per sequence", "128"},
+      {"temperature", "X", "0: always the most likely token; 1: sample by the model's probabilities", "0"},
+      {"top-k", "K", "sample from the K most likely tokens only (0: all)", "0"},
+      {"top-p", "P", "sample from the most likely tokens whose probabilities add up to P", "1"},
+      {"repetition-penalty", "X", "above 1: tokens that have occurred become less likely", "1"},
+      {"seed", "N", "seed of the sampling: the same seed gives the same text", "0"},
+      {"stop-ids", "ID,ID ...", "also stop after any of these tokens, not only at the model's end of text", "", true},
+      {"ignore-eos", "", "continue past the model's end of text"},
+      {"no-bos", "", "do not begin text prompts with the tokenizer's BOS"},
+      {"batch", "N", "prompts computed together", "32"},
       {"random-init", "", "random weights, to measure speed: MODEL is a run's config, or a config.json"},
       {"json", "", "print ids, texts and speed as JSON"}};
   for (const OptionSpec& o : model_run_options()) options.push_back(o);
-  return {
-      .name = "generate",
-      .usage = "MODEL --prompt TEXT ... [OPTIONS]",
-      .summary = "let a model go on with a text",
-      .options = options,
-      .more =
-          "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder as transformers saves it.\n"
-          "A single prompt's text is printed as it grows, that of several when all have ended; the speed follows on\n"
-          "standard error.\n\n"
-          "  octet generate out/tiny_llama --prompt \"Once upon a time\"\n"
-          "  octet generate out/tiny_llama --prompt \"The first\" \"The second\" --temperature 0.8 --top-p 0.95 --seed "
-          "7\n"
-          "  octet generate Llama-2-7b-hf --prompt-ids 1,450,7483 --max-new-tokens 20 --json\n",
-      .run = generate};
+  return {.name = "generate",
+          .usage = "MODEL --prompt TEXT ... [OPTIONS]",
+          .summary = "continue a text with a model",
+          .options = options,
+          .more =
+              "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder saved by transformers.\n"
+              "With one prompt, text is printed as it is generated; with several, when all have ended. The speed\n"
+              "follows on standard error.\n"
+              "\n"
+              "  octet generate out/tiny_llama --prompt \"Once upon a time\"\n"
+              "  octet generate out/tiny_llama --prompt \"The first\" \"The second\" --temperature 0.8 --top-p 0.95 "
+              "--seed 7\n"
+              "  octet generate Llama-2-7b-hf --prompt-ids 1,450,7483 --max-new-tokens 20 --json\n",
+          .run = generate};
 }
 
 }  // namespace octet

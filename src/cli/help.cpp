@@ -34,8 +34,8 @@ int help_config(const std::string& section) {
   std::printf("%s", table.c_str());
   if (section.empty())
     std::printf(
-        "\nA config is a JSON file (comments are allowed) of these sections; section.key=value on a command line\n"
-        "changes one option. Examples: configs/*.json.\n");
+        "\nA config is a JSON file with these sections (comments are allowed); section.key=value on the command line\n"
+        "sets one option. Examples: configs/*.json.\n");
   return 0;
 }
 
@@ -43,7 +43,7 @@ int help_config(const std::string& section) {
 int help_options() {
   for (const Command& c : commands())
     for (const OptionSpec& o : c.options) std::printf("%-11s %s\n", c.name, line_of(o).c_str());
-  std::printf("\nEvery command also takes --help. The options of a config, section.key=value: octet help config.\n");
+  std::printf("\nEvery command also takes --help. For the keys of a config, section.key=value: octet help config.\n");
   return 0;
 }
 
@@ -87,15 +87,14 @@ std::string general_help() {
          "  octet export out/tiny_llama --out out/hf\n"
          "\n"
          "octet help COMMAND explains a command, with examples; octet help options lists the options of all commands,\n"
-         "octet help config those of a config. With --json a command prints for programs.\n\n"
+         "octet help config the keys of a config. With --json a command prints JSON for programs.\n\n"
          "Exit codes:\n"
-         "  0  done\n"
-         "  1  a check failed: octet verify found a difference, octet inspect a wrong checksum, octet train only "
-         "steps\n"
-         "     that were skipped (training.max_skipped in a row)\n"
+         "  0  success\n"
+         "  1  a check failed: octet verify found a difference, octet inspect found a wrong checksum, or octet train\n"
+         "     skipped training.max_skipped steps in a row\n"
          "  2  the input is wrong; the message says what, where, and what to do\n"
-         "  3  a fault of the system: a full disk, no memory, a lost rank, or a fault of octet\n"
-         "  4  octet train saved and ended on SIGTERM, SIGINT or SIGHUP\n";
+         "  3  a fault of the system: a full disk, no memory, a lost rank; or an internal error of octet\n"
+         "  4  octet train saved a checkpoint and stopped on SIGTERM, SIGINT or SIGHUP\n";
 }
 
 std::string help_of(const Command& c) {
@@ -108,7 +107,7 @@ std::string help_of(const Command& c) {
 Command help_command() {
   return {.name = "help",
           .usage = "[COMMAND | options | config [SECTION]]",
-          .summary = "explain a command, or list the options of all, or those of a config",
+          .summary = "explain a command, list all options, or list the keys of a config",
           .options = {},
           .more = "  octet help train\n  octet help options\n  octet help config optimizer\n",
           .run = help};

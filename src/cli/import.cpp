@@ -116,11 +116,12 @@ Command import_command() {
   return {
       .name = "import",
       .usage = "HF_DIR --out FOLDER",
-      .summary = "make a starting checkpoint of a model in Hugging Face's form",
+      .summary = "convert a Hugging Face model to a starting checkpoint",
       .options = {{"out", "FOLDER", "the checkpoint to write"}, {"json", "", "print what was written as JSON"}},
       .more =
           "HF_DIR holds config.json (of transformers 4 or 5) and model.safetensors, or shards with their index, in\n"
-          "any float type. Prove the import with octet verify.\n\n"
+          "any float type. Check the import with octet verify.\n"
+          "\n"
           "  octet import Llama-2-7b-hf --out checkpoints/llama2-7b\n"
           "  octet train CONFIG.json --resume checkpoints/llama2-7b model.config=Llama-2-7b-hf\n",
       .run = run_import};

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 enum class Kind { folder, safetensors, tokens, tokenizer };
 
-// By what is in it, not by its name: a file that was renamed is still what it is.
+// By content, not by name, so that renamed files are recognised.
 Kind kind_of(const std::string& path) {
   std::error_code none;
   if (fs::is_directory(path, none)) return Kind::folder;
@@ -24,9 +24,10 @@ Kind kind_of(const std::string& path) {
   const std::string_view bytes = file.bytes(), magic(TokenFileHeader::kMagic.data(), TokenFileHeader::kMagic.size());
   if (bytes.starts_with(magic)) return Kind::tokens;
   if (path.ends_with(".safetensors") || (bytes.size() > 8 && bytes[8] == '{')) return Kind::safetensors;
-  if (path.ends_with(".tokens")) return Kind::tokens;   // says what is wrong with it
+  if (path.ends_with(".tokens")) return Kind::tokens;   // whose reader says what is wrong with it
   if (bytes.starts_with("\n")) return Kind::tokenizer;  // field 1 of a sentencepiece model: its pieces
-  if (bytes.starts_with("{") && path.ends_with(".json")) return Kind::tokenizer;  // says if it is another one
+  if (bytes.starts_with("{") && path.ends_with(".json"))
+    return Kind::tokenizer;  // whose reader says if it is something else
   bad_input(path, " is neither a token file nor safetensors nor a tokenizer, nor a folder with a model");
 }
 
@@ -69,23 +70,25 @@ void print_field(const char* name, const std::string& value) { std::printf("%-16
 std::string commas(const json& count) { return with_commas(count.get<int64_t>()); }
 
 Command inspect_command() {
-  return {.name = "inspect",
-          .usage = "PATH [OPTIONS] | --diff A B [--json]",
-          .summary = "show what is in a checkpoint, model, token file or safetensors file",
-          .options = {{"diff", "", "compare two models: their configs, and every tensor"},
-                      {"tokenizer", "PATH", "decodes a token file's documents (else one beside it that made it)"},
-                      {"documents", "N", "documents of a token file to show", "3"},
-                      {"tensors", "", "list the tensors of a folder, too"},
-                      {"quick", "", "leave out what reads whole files: checksums, every token"},
-                      {"json", "", "print it as JSON"}},
-          .more =
-              "PATH is a checkpoint step-N, a run's folder, a folder of transformers, a .safetensors file or index, a\n"
-              "token file or a tokenizer.model. Exit code 1: a checksum of the checkpoint does not agree.\n\n"
-              "  octet inspect out/tiny_llama\n"
-              "  octet inspect out/train.tokens --documents 10\n"
-              "  octet inspect --diff out/run/step-00000100 out/run/step-00000200\n"
-              "  octet inspect model.safetensors --json\n",
-          .run = run_inspect};
+  return {
+      .name = "inspect",
+      .usage = "PATH [OPTIONS] | --diff A B [--json]",
+      .summary = "show what is in a checkpoint, model, token file or safetensors file",
+      .options = {{"diff", "", "compare two models: their configs, and every tensor"},
+                  {"tokenizer", "PATH", "decodes a token file's documents (default: the one next to it that made it)"},
+                  {"documents", "N", "documents of a token file to show", "3"},
+                  {"tensors", "", "also list the tensors of a folder"},
+                  {"quick", "", "skip what reads whole files: checksums, every token"},
+                  {"json", "", "print it as JSON"}},
+      .more =
+          "PATH is a checkpoint step-N, a run's folder, a folder saved by transformers, a .safetensors file or\n"
+          "index, a token file or a tokenizer.model. Exit code 1: a checksum of the checkpoint does not match.\n"
+          "\n"
+          "  octet inspect out/tiny_llama\n"
+          "  octet inspect out/train.tokens --documents 10\n"
+          "  octet inspect --diff out/run/step-00000100 out/run/step-00000200\n"
+          "  octet inspect model.safetensors --json\n",
+      .run = run_inspect};
 }
 
 }  // namespace octet

@@ -8,9 +8,9 @@
 namespace octet {
 
 struct InspectOptions {
-  std::string tokenizer;  // to decode documents; "": one that lies beside the token file and made it
+  std::string tokenizer;  // to decode documents; "": the one next to the token file that made it
   int64_t documents = 3;  // decoded
-  bool quick = false;     // leave out what reads whole files: checksums, every token
+  bool quick = false;     // skip what reads whole files: checksums, every token
   bool tensors = false;   // list them for folders too
 };
 

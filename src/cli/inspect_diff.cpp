@@ -1,4 +1,4 @@
-// octet inspect --diff: what two models differ in, their configs and every tensor.
+// octet inspect --diff: how two models differ, in their configs and in every tensor.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -81,7 +81,7 @@ json changed_options(const json& config) {  // those that are not at their defau
 void add_state(json& report, const fs::path& folder, const json& state, const InspectOptions& options) {
   const auto number = [&](const char* key) {
     if (!state.contains(key) || !state[key].is_number_integer())
-      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number");
+      bad_input((folder / "state.json").string(), ": '", key, "' is missing or not a whole number");
     return state[key].get<int64_t>();
   };
   for (const char* key : {"step", "samples", "updates", "skipped", "ranks"}) report[key] = number(key);

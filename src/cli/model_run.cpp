@@ -9,10 +9,9 @@ namespace octet {
 namespace fs = std::filesystem;
 
 std::vector<OptionSpec> model_run_options() {
-  return {
-      {"device", "auto|cpu|cuda", "where to compute", "auto"},
-      {"dtype", "TYPE", "of weights and activations: fp32, bf16, fp16, or auto: bf16 on a GPU, else fp32", "auto"},
-      {"tokenizer", "PATH", "a tokenizer.model, a tokenizer.json or their folder, where the model's own holds none"}};
+  return {{"device", "auto|cpu|cuda", "where to compute", "auto"},
+          {"dtype", "TYPE", "of weights and activations: fp32, bf16, fp16, or auto: bf16 on a GPU, else fp32", "auto"},
+          {"tokenizer", "PATH", "a tokenizer.model, a tokenizer.json or their folder, if the model's folder has none"}};
 }
 
 ModelRun run_of(const Arguments& arguments, const std::string& model, const std::vector<std::string>& changes) {
@@ -27,7 +26,7 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
   all.insert(all.end(), changes.begin(), changes.end());
   ModelRun run{.config = parse_config(document.dump(), model, all)};
   if (run.config.fp8.enabled)
-    bad_input("fp8.enabled: what is trained in FP8 is evaluated on plain weights; leave it out");
+    bad_input("fp8.enabled: models trained in FP8 are evaluated with plain weights; leave it out");
   if (!run.config.log.level.was_given()) run.config.log.level.set(LogLevel::warning);  // standard output is the result
   log_as(run.config, nullptr);
   run.engine = &choose_engine(run.config);
@@ -39,7 +38,8 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
 
 void require_one_process(const Arguments&, const Host* mpi, const char* command) {
   if (mpi && mpi->size() > 1)
-    bad_input("octet ", command, " runs as one process, and ", mpi->size(), " ranks were started: leave mpirun out");
+    bad_input("octet ", command, " runs as one process, and ", mpi->size(),
+              " ranks were started: run it without mpirun");
 }
 
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments& arguments, const std::string& model) {

@@ -21,14 +21,14 @@ class LineReader {
     if (!object_.is_object()) bad_input(where, "not a JSON object; ", kForm);
   }
   std::string context() const {
-    if (!has("ctx") || !object_["ctx"].is_string()) bad_input(where_, "\"ctx\" is missing or no string; ", kForm);
+    if (!has("ctx") || !object_["ctx"].is_string()) bad_input(where_, "\"ctx\" is missing or not a string; ", kForm);
     return object_["ctx"];
   }
   std::vector<std::string> endings() const {
     const auto is_text = [](const json& v) { return v.is_string() && !v.get_ref<const std::string&>().empty(); };
     if (!has("endings") || !object_["endings"].is_array() || object_["endings"].empty() ||
         !std::all_of(object_["endings"].begin(), object_["endings"].end(), is_text))
-      bad_input(where_, "\"endings\" is missing or no list of texts; ", kForm);
+      bad_input(where_, "\"endings\" is missing or not a list of strings; ", kForm);
     return object_["endings"];
   }
   int64_t label(size_t endings) const {  // a number, or as HellaSwag is also spread, a number in quotes
@@ -40,7 +40,7 @@ class LineReader {
       if (error != std::errc() || end != text.data() + text.size()) label = -1;
     }
     if (label < 0 || label >= int64_t(endings))
-      bad_input(where_, "\"label\" is missing or no number from 0 to ", endings - 1, "; ", kForm);
+      bad_input(where_, "\"label\" is missing or not a number from 0 to ", endings - 1, "; ", kForm);
     return label;
   }
 

@@ -164,7 +164,7 @@ void print(const json& plan) {
 
 int run_plan(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
-  if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
+  if (words.leading.size() != 1) arguments.refuse("give one config file, followed by section.key=value");
   if (mpi && mpi->rank()) return 0;
   return show_plan(arguments, load_config(words.leading[0], words.changes), count_ranks(arguments, mpi));
 }
@@ -173,7 +173,7 @@ int run_plan(const Arguments& arguments, Host* mpi) {
 
 std::vector<OptionSpec> plan_options() {
   return {kRanksOption,
-          {"local-ranks", "N", "ranks of one machine (default 8 on GPUs), of which --ranks is a multiple"},
+          {"local-ranks", "N", "ranks per machine (default 8 on GPUs); --ranks must be a multiple"},
           {"target", "CARD", "cpu, a100, h100 or h200: what to plan for (default cpu where device is cpu, else h200)"},
           {"json", "", "print the plan as JSON"}};
 }
@@ -198,7 +198,8 @@ Command plan_command() {
           .summary = "show what a run needs: memory, FLOPs, schedule",
           .options = plan_options(),
           .more =
-              "The same as octet train --dry-run. Neither a GPU nor data files are needed.\n\n"
+              "The same as octet train --dry-run. Needs neither a GPU nor data files.\n"
+              "\n"
               "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
               "  octet plan configs/llama_1b.json --target a100 --json\n",
           .run = run_plan};

@@ -28,7 +28,8 @@ int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun,
 void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body);
 void log_as(const RunConfig& config, const Host* mpi, LogSetup::Readers readers = LogSetup::Readers::needed);
 
-inline constexpr OptionSpec kRanksOption{"ranks", "N", "ranks as threads of this process (else: those of mpirun)", "1"};
+inline constexpr OptionSpec kRanksOption{"ranks", "N",
+                                         "ranks, as threads of this process (under mpirun: its own ranks)", "1"};
 
 // FLOPs that the model needs for a token, recomputation not counted.
 struct TokenFlops {

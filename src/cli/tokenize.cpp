@@ -52,9 +52,10 @@ int encode(const Arguments& arguments, TokenizeOptions options) {
 
 int decode(const Arguments& arguments, const TokenizeOptions& from) {
   for (const char* option : {"no-bos", "no-eos", "threads"})
-    if (arguments.has(option)) arguments.refuse(concat("--", option, " goes without --decode"));
+    if (arguments.has(option)) arguments.refuse(concat("--", option, " cannot be combined with --decode"));
   const bool to_file = !from.output.empty();
-  if (!to_file && arguments.has("json")) arguments.refuse("--json with --decode needs --out: else the text is printed");
+  if (!to_file && arguments.has("json"))
+    arguments.refuse("--json with --decode needs --out: otherwise the text is printed");
   const std::string extension = from.output.extension().string();
   DetokenizeOptions options{.inputs = from.inputs,
                             .jsonl = extension == ".jsonl" || extension == ".ndjson",
@@ -73,8 +74,8 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
   if (file) file->commit();
   if (progress) progress->finish();
   if (made.ambiguous)
-    log_warning(made.ambiguous, " documents hold the separator ", options.separator,
-                " themselves: write NAME.jsonl, or give another --separator");
+    log_warning(made.ambiguous, " documents contain the separator ", options.separator,
+                ": write NAME.jsonl, or give another --separator");
   if (!to_file) return 0;
   if (arguments.has("json")) {
     const json said{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
@@ -105,16 +106,16 @@ Command tokenize_command() {
   return {
       .name = "tokenize",
       .usage = "--tokenizer tokenizer.model --input FILE ... --out FILE.tokens [OPTIONS]",
-      .summary = "turn text and JSONL into a token file, or back",
+      .summary = "convert text and JSONL to a token file, or back",
       .options = {{"tokenizer", "PATH", "a sentencepiece model, Hugging Face's tokenizer.json, or a folder with one"},
                   {"input", "FILE ...", "text or JSONL (.jsonl, .ndjson, .json) files; * and ? match many", "", true},
                   {"out", "PATH", "the token file to write"},
-                  {"decode", "", "the other way: --input token files, --out text or .jsonl (else printed)"},
+                  {"decode", "", "the reverse: --input token files, --out text or .jsonl (default: print)"},
                   {"threads", "N", "0: as many as the machine has", "0"},
-                  {"no-bos", "", "documents do not begin with the tokenizer's BOS"},
-                  {"no-eos", "", "documents do not end with its EOS"},
+                  {"no-bos", "", "do not begin documents with the tokenizer's BOS"},
+                  {"no-eos", "", "do not end documents with its EOS"},
                   {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
-                  {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+                  {"separator", "TEXT", "separates the documents of a text file", "<|endoftext|>"},
                   {"json", "", "print what was written as JSON"}},
       .more =
           "  octet tokenize --tokenizer tokenizer.model --input text/*.txt more.jsonl --out train.tokens\n"

@@ -20,7 +20,7 @@ int tokenizer(const Arguments& arguments, Host*) {
   options.character_coverage = arguments.number("character-coverage");
   if (!(options.character_coverage > 0 && options.character_coverage <= 1))
     arguments.refuse(concat("--character-coverage ", arguments.text("character-coverage"),
-                            ": expected a number above 0, 1 at most"));
+                            ": expected a number above 0 and at most 1"));
   options.max_bytes = arguments.integer("max-megabytes", 1, 1 << 24) << 20;
   options.documents.json_key = arguments.text("json-key");
   options.documents.separator = arguments.text("separator");
@@ -48,12 +48,13 @@ Command tokenizer_command() {
                       {"out", "PATH", "the sentencepiece model to write"},
                       {"vocab-size", "N", "entries of the vocabulary", "32000"},
                       {"character-coverage", "X", "share of the characters with an entry of their own", "0.99995"},
-                      {"max-megabytes", "N", "of text to learn from; of more a sample", "256"},
+                      {"max-megabytes", "N", "text to learn from; larger input is sampled", "256"},
                       {"json-key", "KEY", "key of a JSONL line that holds the text", "text"},
-                      {"separator", "TEXT", "stands between the documents of a text file", "<|endoftext|>"},
+                      {"separator", "TEXT", "separates the documents of a text file", "<|endoftext|>"},
                       {"json", "", "print what was written as JSON"}},
           .more =
-              "Byte-pair encoding with byte fallback, as Llama-2's. Llama-2's own tokenizer.model works as well.\n\n"
+              "Byte-pair encoding with byte fallback, like Llama-2's. Llama-2's own tokenizer.model works as well.\n"
+              "\n"
               "  octet tokenizer --input text/*.txt --vocab-size 8000 --out tokenizer.model\n",
           .run = tokenizer};
 }

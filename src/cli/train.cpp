@@ -10,13 +10,13 @@ namespace {
 
 int train(const Arguments& arguments, Host* mpi) {
   Words words = split_changes(arguments.words());
-  if (words.leading.size() != 1) arguments.refuse("give one config file, and section.key=value behind it");
+  if (words.leading.size() != 1) arguments.refuse("give one config file, followed by section.key=value");
   if (arguments.has("resume")) words.changes.push_back("checkpoint.resume=" + arguments.text("resume"));
   const RunConfig config = load_config(words.leading[0], words.changes);
   const int64_t ranks = count_ranks(arguments, mpi);
   if (arguments.has("dry-run")) return mpi && mpi->rank() ? 0 : show_plan(arguments, config, ranks);
   for (const char* option : {"json", "target", "local-ranks"})
-    if (arguments.has(option)) arguments.refuse(concat("--", option, " goes with --dry-run"));
+    if (arguments.has(option)) arguments.refuse(concat("--", option, " needs --dry-run"));
 
   require_training(config);
   validate(config, ranks);
@@ -40,16 +40,16 @@ int train(const Arguments& arguments, Host* mpi) {
 Command train_command() {
   std::vector<OptionSpec> options{
       {"resume", "auto|PATH|none", "continue from the newest checkpoint, from this one, or start anew", "auto"},
-      {"dry-run", "", "print the plan of the run instead: no GPU and no data are needed"}};
+      {"dry-run", "", "print the plan instead of running; needs neither GPU nor data"}};
   for (const OptionSpec& o : plan_options()) options.push_back(o);
   return {.name = "train",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
           .summary = "train a model, or continue training it",
           .options = options,
           .more =
-              "SIGTERM, SIGINT and SIGHUP (a closed terminal) save a checkpoint and end the run with exit code 4; a "
-              "second\n"
-              "SIGTERM or SIGINT ends it at once. Under nohup SIGHUP is ignored.\n\n"
+              "SIGTERM, SIGINT and SIGHUP (a closed terminal) save a checkpoint and stop the run with exit code 4;\n"
+              "a second SIGTERM or SIGINT stops it at once. Under nohup, SIGHUP is ignored.\n"
+              "\n"
               "  octet train configs/tiny_llama.json\n"
               "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"
               "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"

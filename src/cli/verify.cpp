@@ -24,7 +24,7 @@ VerifyRequest request_of(const Arguments& arguments, const Words& words) {
       arguments.refuse(concat(r.model, " holds no expected.safetensors: give the file of expected values"));
   }
   if (!r.trajectory.empty() && !r.trajectory.ends_with(".json"))
-    bad_input(r.trajectory, ": a trajectory is NAME.json, its batches in NAME.safetensors beside it");
+    bad_input(r.trajectory, ": a trajectory is NAME.json, with its batches in NAME.safetensors next to it");
   return r;
 }
 
@@ -73,7 +73,7 @@ void print_json(const std::vector<VerifyLine>& lines, const std::vector<std::str
 int verify(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
   if (words.leading.empty() || words.leading.size() > 2)
-    arguments.refuse("give the folder of a model, the file of expected values, and section.key=value behind them");
+    arguments.refuse("give the folder of a model, the file of expected values, then section.key=value");
   VerifyRequest request = request_of(arguments, words);
   const RunConfig config = config_of(arguments, words, request.model);
   if (config.data.intra_document_mask)
@@ -118,11 +118,11 @@ Command verify_command() {
                   kRanksOption,
                   {"json", "", "print the comparison as JSON"}},
       .more =
-          "HF_DIR is a model as transformers saves it. Without files of expected values its own\n"
-          "expected.safetensors and trajectory.json are taken. Exit code 1: something is beyond its tolerance.\n"
-          "EXPECTED holds input_ids [B,T] (int32) and logits [B,T,V] of the other program, and what else is to be\n"
-          "compared: loss [1] and grad.PARAMETER of each, both with labels [B,T]: the target of each position, -100\n"
-          "where none counts; of a Mixtral router_logits [L,BT,E] and aux_loss [1]. In Python:\n\n"
+          "HF_DIR is a model saved by transformers. If no files of expected values are given, its own\n"
+          "expected.safetensors and trajectory.json are used. Exit code 1: a value is outside its tolerance.\n"
+          "EXPECTED holds input_ids [B,T] (int32) and logits [B,T,V] of the other program, and whatever else is to\n"
+          "be compared: loss [1] and each grad.PARAMETER, both with labels [B,T], the target of each position or\n"
+          "-100 for none; for Mixtral router_logits [L,BT,E] and aux_loss [1]. In Python:\n\n"
           "  ids = torch.randint(0, model.config.vocab_size, (2, 64))\n"
           "  safetensors.torch.save_file({\"input_ids\": ids.int(), \"logits\": model(ids).logits.float()},\n"
           "                              \"expected.safetensors\")\n\n"

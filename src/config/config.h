@@ -1,6 +1,6 @@
 #pragma once
 // The configuration of a run: a JSON file (comments with // are allowed) whose sections are the structs below, changed
-// by section.key=value of the command line. What is wrong with it is an InputError that names file and key.
+// by section.key=value on the command line. Anything wrong is an InputError that names file and key.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,7 +37,7 @@ struct RunConfig : Section {
                              {"gpu", DeviceKind::cuda, false}}};
 
   std::string where = "config";      // the file it was read from, for messages
-  std::vector<Section*> sections();  // all but the model, which is no Section; the run's own options last
+  std::vector<Section*> sections();  // all but the model, which is not a Section; the run's own options last
 };
 
 // overrides: "section.key=value", the value as JSON or as bare text; later ones win. Derived defaults are filled in and
@@ -55,7 +55,7 @@ void require_training(const RunConfig& config);  // data and a length, which a p
 
 int64_t tokens_per_step(const RunConfig& config);
 int64_t total_steps(const RunConfig& config);  // 0 when neither steps nor tokens are given
-// What a run has behind it, perhaps with batches of another size.
+// How far a run has got, perhaps with batches of another size.
 struct Done {
   int64_t step = 0, samples = 0, tokens = 0;  // samples: sequences, of all ranks as the tokens
 };

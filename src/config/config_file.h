@@ -1,5 +1,5 @@
 #pragma once
-// A config.json to lie beside weights, for transformers 4 and 5 alike.
+// The config.json that is written next to weights, for both transformers 4 and 5.
 #include "config/model.h"
 
 namespace octet {

@@ -5,7 +5,7 @@
 namespace octet {
 namespace {
 
-// Does the set at the start of `pattern` ("[a-z]…") hold c? `length` becomes that of the set; 0: it never ends.
+// Does the set at the start of `pattern` ("[a-z]…") contain c? `length` becomes the set's; 0: it is not closed.
 bool in_set(std::string_view pattern, char c, size_t& length) {
   const size_t end = pattern.find(']', 2);  // "[]a]" holds ']'
   length = end == std::string_view::npos ? 0 : end + 1;
@@ -26,7 +26,7 @@ bool in_set(std::string_view pattern, char c, size_t& length) {
 }  // namespace
 
 bool glob_match(std::string_view pattern, std::string_view text) {
-  // Greedy with one point of return: the last * takes one character more whenever what follows it does not fit.
+  // Greedy, with one point to backtrack to: the last * takes one more character whenever what follows does not match.
   size_t p = 0, t = 0, star = std::string_view::npos, star_text = 0;
   while (t < text.size()) {
     size_t length = 1;
@@ -39,7 +39,7 @@ bool glob_match(std::string_view pattern, std::string_view text) {
       fits = pattern[p] == '?' || pattern[p] == text[t];
       if (pattern[p] == '[') {
         const bool found = in_set(pattern.substr(p), text[t], length);
-        if (length == 0) length = 1;  // no set but the character [
+        if (length == 0) length = 1;  // not a set but the character [
         else fits = found;
       }
     }

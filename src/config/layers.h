@@ -1,5 +1,5 @@
 #pragma once
-// Lists of what each layer does, made short: the blocks of a model mostly do the same.
+// Shortens lists of what each layer does, as most blocks of a model do the same.
 #include <string>
 #include <vector>
 

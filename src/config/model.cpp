@@ -9,7 +9,7 @@
 namespace octet {
 namespace {
 
-// Fields of a config.json that do not change the model which is trained.
+// Fields of a config.json that do not affect training.
 bool is_ignored(const std::string& field) {
   static const std::set<std::string> kIgnored{"architectures",
                                               "transformers_version",
@@ -53,7 +53,7 @@ bool is_ignored(const std::string& field) {
   return field.starts_with("_") || kIgnored.contains(field);
 }
 
-class FieldReader {  // brings one source of fields into the options' names and takes them
+class FieldReader {  // maps the fields of one source to options, and sets them
  public:
   FieldReader(ModelOptions& options, const std::string& where, bool from_transformers)
       : options_(options), where_(where), from_transformers_(from_transformers) {}
@@ -83,7 +83,7 @@ class FieldReader {  // brings one source of fields into the options' names and 
 
   void unknown(const std::string& key, const json& value, const std::vector<std::string>& others) {
     if (!from_transformers_) options_.require(key, where_, others);
-    // transformers writes switched-off features of later versions too.
+    // transformers also writes fields of newer features that are switched off.
     const bool off = value.is_null() || value == false || (value.is_structured() && value.empty());
     if (!off && key == "quantization_config")
       refuse(key, value, "its weights are quantised; take the model in bf16, fp16 or fp32");
@@ -123,8 +123,9 @@ class FieldReader {  // brings one source of fields into the options' names and 
   void put(const std::string& key, json value) {
     OptionBase& option = *options_.find(key);
     if (&option == &options_.model_type && value.is_null()) return;
-    if (&option == &options_.eos_id && value.is_array() && !value.empty()) value = json(value[0]);  // ends of a chat
-    if (value.is_null()) value = ModelOptions("").find(key)->value();                               // none, or derived
+    if (&option == &options_.eos_id && value.is_array() && !value.empty())
+      value = json(value[0]);                                          // the others end turns of a chat
+    if (value.is_null()) value = ModelOptions("").find(key)->value();  // none, or derived
     if (&option == &options_.hidden_act && value == "swish") value = "silu";
     if (&option == &options_.hidden_act && value == "gelu_pytorch_tanh") value = "gelu_new";  // the same formula
     const json before = flat_.value(option.name(), json());
@@ -140,7 +141,7 @@ class FieldReader {  // brings one source of fields into the options' names and 
   json flat_ = json::object();
 };
 
-class ModelMaker {  // a ModelConfig of the collected options; refuses what the engines cannot train
+class ModelMaker {  // makes a ModelConfig of the collected options; rejects what the engines cannot train
  public:
   ModelMaker(ModelOptions& options, const std::string& where) : o_(options), where_(where) {}
 
@@ -207,7 +208,7 @@ class ModelMaker {  // a ModelConfig of the collected options; refuses what the 
     o_.eos_id.default_to(2);
     if (o_.head_dim == 0 && o_.num_heads > 0) {
       if (o_.hidden_size % o_.num_heads)
-        refuse(o_.hidden_size, "is no multiple of num_attention_heads (", o_.num_heads, "); give head_dim");
+        refuse(o_.hidden_size, "is not a multiple of num_attention_heads (", o_.num_heads, "); give head_dim");
       o_.head_dim.set(o_.hidden_size / o_.num_heads);
     }
   }
@@ -263,19 +264,19 @@ class ModelMaker {  // a ModelConfig of the collected options; refuses what the 
     if (neox && o_.num_kv_heads != 0 && o_.num_kv_heads != o_.num_heads)
       refuse(o_.num_kv_heads, "is not supported for gpt_neox: its heads share no keys");
     if (neox && o_.head_dim * o_.num_heads != o_.hidden_size)
-      refuse(o_.head_dim, "is not hidden_size / num_attention_heads, as gpt_neox needs it");
+      refuse(o_.head_dim, "is not hidden_size / num_attention_heads, as gpt_neox requires");
   }
 
   void check_shape(const ModelConfig& m) {
     if (m.num_heads % m.num_kv_heads)
       refuse(o_.num_kv_heads, "does not divide num_attention_heads (", m.num_heads, ")");
-    if (m.head_dim % 2) refuse(o_.head_dim, "is odd; rotary embeddings turn pairs");
+    if (m.head_dim % 2) refuse(o_.head_dim, "is odd; rotary embeddings rotate pairs");
     if (m.rotary_dims() < 2 || m.rotary_dims() % 2)
       refuse(o_.rotary_pct, "rotates ", m.rotary_dims(), " of ", m.head_dim, " dimensions; the number must be even");
     if (m.experts_per_token > m.num_experts)
       refuse(o_.experts_per_token, "is more than num_local_experts (", m.num_experts, ")");
     for (const Option<int64_t>* id : {&o_.bos_id, &o_.eos_id})
-      if (*id >= m.vocab_size) refuse(*id, "is no id below vocab_size (", m.vocab_size, ")");
+      if (*id >= m.vocab_size) refuse(*id, "is not an id below vocab_size (", m.vocab_size, ")");
   }
 
   ModelOptions& o_;

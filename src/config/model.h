@@ -1,7 +1,7 @@
 #pragma once
 // The architecture and sizes of a model, read from Hugging Face's config.json of transformers 4 or 5, or from the
-// section "model" of a run's config: a preset, a path to a config.json, fields under Hugging Face's names, or a mixture
-// in which the later of these wins.
+// section "model" of a run's config: a preset, a path to a config.json, fields under Hugging Face's names, or a
+// combination, in which the later of these wins.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,8 +13,8 @@ namespace octet {
 
 enum class Arch { llama, neox, mixtral };
 
-// How rotary frequencies are changed so that a model reaches further than it was trained for, as "rope_scaling" or
-// "rope_parameters" of transformers say it (rope.h has the formulas).
+// How rotary frequencies are scaled to extend the range of positions, as in transformers' "rope_scaling" or
+// "rope_parameters" (formulas: rope.h).
 enum class RopeKind { unscaled, linear, dynamic, llama3, yarn };
 struct RopeScaling {
   RopeKind kind = RopeKind::unscaled;

@@ -1,6 +1,6 @@
 #pragma once
-// The fields of a model under Hugging Face's names, as options of the section "model": what model.cpp fills from
-// presets, files and command lines before it makes a ModelConfig of them. A size of 0 was not given.
+// The fields of a model under Hugging Face's names, as options of the section "model": model.cpp fills them
+// from presets, files and command lines and makes a ModelConfig of them. A size of 0 was not given.
 #include "config/model.h"
 
 namespace octet {
@@ -10,8 +10,8 @@ inline constexpr double kMostTokens = 2147483647;  // positions are 32-bit
 
 struct ModelOptions : Section {
   using Section::Section;
-  Option<std::string> preset{this, "preset", "", "a published shape, which the other fields change"};
-  Option<std::string> config{this, "config", "", "path of a config.json, which the other fields change"};
+  Option<std::string> preset{this, "preset", "", "a published shape; the other fields override it"};
+  Option<std::string> config{this, "config", "", "path of a config.json; the other fields override it"};
   Choice<Arch> model_type{this,
                           "model_type",
                           Arch::llama,
@@ -21,7 +21,7 @@ struct ModelOptions : Section {
   Option<int64_t> hidden_size{this, "hidden_size", 0, "width of the residual stream", size_up_to(1 << 20)};
   Option<int64_t> intermediate_size{this, "intermediate_size", 0, "width inside the MLP, or inside an expert",
                                     size_up_to(1 << 22)};
-  Option<int64_t> num_layers{this, "num_hidden_layers", 0, "blocks", size_up_to(10000)};
+  Option<int64_t> num_layers{this, "num_hidden_layers", 0, "transformer blocks", size_up_to(10000)};
   Option<int64_t> num_heads{this, "num_attention_heads", 0, "query heads", size_up_to(65536)};
   Option<int64_t> num_kv_heads{this, "num_key_value_heads", 0, "key and value heads (0: num_attention_heads)",
                                size_up_to(65536)};
@@ -32,18 +32,19 @@ struct ModelOptions : Section {
   Option<double> layer_norm_eps{this, "layer_norm_eps", 1e-5, "gpt_neox: added to the variance", more_than(0)};
   Option<double> rope_theta{
       this, "rope_theta", 10000, "base of the rotary frequencies", more_than(0), Aliases{"rotary_emb_base"}};
-  Choice<RopeKind> rope_type{this,
-                             "rope_type",
-                             RopeKind::unscaled,
-                             "how rotary frequencies are scaled for longer texts (dynamic: not within the range)",
-                             {{"default", RopeKind::unscaled},
-                              {"linear", RopeKind::linear},
-                              {"dynamic", RopeKind::dynamic},
-                              {"llama3", RopeKind::llama3},
-                              {"yarn", RopeKind::yarn}}};
-  Option<double> rope_factor{this, "rope_factor", 1, "times that the range grows by rope_type", at_least(1)};
+  Choice<RopeKind> rope_type{
+      this,
+      "rope_type",
+      RopeKind::unscaled,
+      "how rotary frequencies are scaled for longer sequences (dynamic: unscaled within the range)",
+      {{"default", RopeKind::unscaled},
+       {"linear", RopeKind::linear},
+       {"dynamic", RopeKind::dynamic},
+       {"llama3", RopeKind::llama3},
+       {"yarn", RopeKind::yarn}}};
+  Option<double> rope_factor{this, "rope_factor", 1, "factor by which rope_type extends the range", at_least(1)};
   Option<int64_t> rope_original_max_positions{this, "rope_original_max_position_embeddings", 0,
-                                              "rope_type llama3, yarn: the range before (0: max_position_embeddings)",
+                                              "rope_type llama3, yarn: the original range (0: max_position_embeddings)",
                                               size_up_to(kMostTokens)};
   Option<double> rope_low_freq_factor{this, "rope_low_freq_factor", 1, "rope_type llama3", more_than(0)};
   Option<double> rope_high_freq_factor{this, "rope_high_freq_factor", 4, "rope_type llama3", more_than(0)};
@@ -51,7 +52,7 @@ struct ModelOptions : Section {
                                        at_least(0)};
   Option<double> rope_beta_fast{this, "rope_beta_fast", 32, "rope_type yarn", more_than(0)};
   Option<double> rope_beta_slow{this, "rope_beta_slow", 1, "rope_type yarn", more_than(0)};
-  Option<bool> rope_truncate{this, "rope_truncate", true, "rope_type yarn: whole bounds"};
+  Option<bool> rope_truncate{this, "rope_truncate", true, "rope_type yarn: round the bounds to whole dimensions"};
   Option<double> rotary_pct{this,
                             "rotary_pct",
                             0.25,
@@ -59,11 +60,12 @@ struct ModelOptions : Section {
                             Range{.low = 0, .high = 1, .low_open = true},
                             Aliases{"partial_rotary_factor"}};
   Option<bool> tie_embeddings{this, "tie_word_embeddings", false, "the head's weight is the embedding's"};
-  Option<double> initializer_range{this, "initializer_range", 0.02, "standard deviation of fresh weights", at_least(0)};
+  Option<double> initializer_range{this, "initializer_range", 0.02, "standard deviation of the initial weights",
+                                   at_least(0)};
   Option<std::string> hidden_act{this, "hidden_act", "silu",
                                  "activation: silu; for gpt_neox gelu, gelu_new or gelu_fast"};
-  Option<bool> parallel_residual{this, "use_parallel_residual", true, "gpt_neox: attention and MLP side by side"};
-  Option<bool> attention_bias{this, "attention_bias", true, "gpt_neox: biases in the attention's projections"};
+  Option<bool> parallel_residual{this, "use_parallel_residual", true, "gpt_neox: attention and MLP in parallel"};
+  Option<bool> attention_bias{this, "attention_bias", true, "gpt_neox: biases in the attention projections"};
   Option<bool> mlp_bias{this, "mlp_bias", false, "not supported", Hidden{}};
   Option<int64_t> num_experts{
       this, "num_local_experts", 8, "mixtral: experts of a layer", between(1, 1024), Aliases{"num_experts"}};
@@ -71,16 +73,16 @@ struct ModelOptions : Section {
                                     between(1, 1024)};
   Option<double> router_aux_loss_coef{
       this, "router_aux_loss_coef", 0.001,
-      "mixtral: weight of the balancing loss, which counts all layers and ranks of a micro-batch", at_least(0)};
+      "mixtral: weight of the load-balancing loss over all layers and ranks of a micro-batch", at_least(0)};
   Option<bool> router_aux_loss_per_layer{
       this, "router_aux_loss_per_layer", false,
-      "mixtral: balance each layer by itself, the loss being the mean over layers (false: all layers together)"};
+      "mixtral: balance each layer by itself; the loss is the mean over layers (false: all layers together)"};
   Option<double> router_z_loss_coef{this, "router_z_loss_coef", 0,
                                     "mixtral: weight of each layer's mean squared logsumexp of router logits",
                                     at_least(0)};
   Option<double> router_jitter{this, "router_jitter_noise", 0, "mixtral: relative noise on the router's input",
                                from_below(0, 1)};
-  Option<int64_t> sliding_window{this, "sliding_window", 0, "keys that a query sees (0: all before it)",
+  Option<int64_t> sliding_window{this, "sliding_window", 0, "keys that a query attends to (0: all up to its own)",
                                  size_up_to(kMostTokens)};
   Option<int64_t> bos_id{this, "bos_token_id", -1, "beginning of a document (-1: none)", between(-1, kMostTokens)};
   Option<int64_t> eos_id{this, "eos_token_id", -1, "end of a document (-1: none)", between(-1, kMostTokens)};
@@ -93,7 +95,8 @@ struct ModelOptions : Section {
       AttentionKind::automatic,
       "implementation on a GPU; auto takes the faster",
       {{"auto", AttentionKind::automatic}, {"native", AttentionKind::native}, {"cudnn", AttentionKind::cudnn}}};
-  Option<bool> scaled_init{this, "scaled_init", false, "start residual projections smaller by sqrt(2 layers)"};
+  Option<bool> scaled_init{this, "scaled_init", false,
+                           "initialise residual projections smaller by sqrt(2 layers), as in GPT-2"};
 };
 
 }  // namespace octet

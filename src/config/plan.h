@@ -10,14 +10,14 @@
 
 namespace octet {
 
-enum class AttentionKind { automatic, native, cudnn };  // of cuDNN and our own kernels: the faster, one, the other
+enum class AttentionKind { automatic, native, cudnn };  // the faster of the two; our own kernels; cuDNN's
 
 // The card a plan is made for, and what the ops size their workspaces by. The cpu engine has cuda == false.
 struct Target {
   bool cuda = false;
   int compute_capability = 0;  // 90 for Hopper
   int multiprocessors = 0;
-  AttentionKind attention = AttentionKind::native;  // what is not native needs cuDNN
+  AttentionKind attention = AttentionKind::native;  // the others need cuDNN
   bool deterministic = true;                        // the same bits from run to run; always so on the cpu
   bool fp8() const { return !cuda || compute_capability >= 89; }
 };

@@ -25,15 +25,18 @@ enum class LossScaling { automatic, none, fixed, dynamic };
 struct PrecisionConfig : Section {
   PrecisionConfig() : Section("precision") {}
   Choice<DType> param_dtype{this, "param_dtype", DType::bf16,
-                            "of the weights in products, and of activations; fp16: on the CPU only", half_types()};
-  Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "of the gradients that micro-batches add up", wide_types()};
+                            "type of weights in matrix products and of activations; fp16: on the CPU only",
+                            half_types()};
+  Choice<DType> grad_dtype{this, "grad_dtype", DType::f32, "type in which gradients are accumulated over micro-batches",
+                           wide_types()};
   Choice<DType> reduce_dtype{this, "reduce_dtype", DType::f32,
-                             "in which gradients travel between ranks (bf16 where grad_dtype is)", wide_types()};
-  Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "what the rotary tables are rounded to", half_types()};
+                             "type in which gradients are reduced over ranks (bf16 where grad_dtype is)", wide_types()};
+  Choice<DType> buffer_dtype{this, "buffer_dtype", DType::f32, "type that the rotary tables are rounded to",
+                             half_types()};
   Choice<DType> master_dtype{this, "master_dtype", DType::f32,
-                             "of the optimizer's weights; bf16 is rounded stochastically", wide_types()};
+                             "type of the master weights; bf16 is rounded stochastically", wide_types()};
   Choice<DType> moment_dtype{this, "moment_dtype", DType::f32,
-                             "of the optimizer's moments; bf16 is rounded stochastically", wide_types()};
+                             "type of the optimizer's moments; bf16 is rounded stochastically", wide_types()};
   Choice<LossScaling> loss_scaling{this,
                                    "loss_scaling",
                                    LossScaling::automatic,
@@ -42,7 +45,7 @@ struct PrecisionConfig : Section {
                                     {"none", LossScaling::none},
                                     {"static", LossScaling::fixed},
                                     {"dynamic", LossScaling::dynamic}}};
-  Option<double> loss_scale{this, "loss_scale", 65536, "the static scale, or the first of a dynamic one", more_than(0)};
+  Option<double> loss_scale{this, "loss_scale", 65536, "the static scale, or the initial dynamic one", more_than(0)};
   Option<int64_t> loss_scale_growth_every{this,        "loss_scale_growth_every",
                                           2000,        "good steps after which a dynamic scale doubles",
                                           at_least(1), Aliases{"growth_interval"}};
@@ -63,11 +66,11 @@ enum class GatherType { fp8, bf16 };
 
 struct Fp8Config : Section {
   Fp8Config() : Section("fp8") {}
-  Option<bool> enabled{this, "enabled", false, "run the products of the blocks in FP8"};
+  Option<bool> enabled{this, "enabled", false, "run the matrix products of the transformer blocks in FP8"};
   Choice<Fp8Preset> preset{this,
                            "preset",
                            Fp8Preset::none,
-                           "values of the others: smp (SageMaker SMP v2), te (Transformer Engine's defaults)",
+                           "defaults of the other fp8 keys: smp (SageMaker SMP v2), te (Transformer Engine)",
                            {{"none", Fp8Preset::none}, {"smp", Fp8Preset::smp}, {"te", Fp8Preset::te}}};
   Choice<Fp8Recipe> recipe{this,
                            "recipe",
@@ -80,18 +83,26 @@ struct Fp8Config : Section {
                            "HYBRID: E4M3 forward, E5M2 gradients; E4M3: for both",
                            {{"HYBRID", Fp8Format::hybrid}, {"E4M3", Fp8Format::e4m3}, {"E5M2", Fp8Format::e5m2, false}},
                            Aliases{"fp8_format"}};
-  Option<int64_t> margin{
-      this, "margin", 0, "headroom: scales are 2^-margin of the largest", between(0, 32), Aliases{"fp8_margin"}};
+  Option<int64_t> margin{this,
+                         "margin",
+                         0,
+                         "headroom: scales are 2^-margin times the largest possible",
+                         between(0, 32),
+                         Aliases{"fp8_margin"}};
   Option<int64_t> interval{this, "interval", 1, "updates between new scales", at_least(1), Aliases{"fp8_interval"}};
-  Option<int64_t> amax_history_len{
-      this, "amax_history_len", 32, "past maxima that are kept", between(1, 65536), Aliases{"fp8_amax_history_len"}};
+  Option<int64_t> amax_history_len{this,
+                                   "amax_history_len",
+                                   32,
+                                   "past maxima kept of each tensor",
+                                   between(1, 65536),
+                                   Aliases{"fp8_amax_history_len"}};
   Choice<AmaxAlgo> amax_compute_algo{this,
                                      "amax_compute_algo",
                                      AmaxAlgo::max,
                                      "the maximum of the history, or its newest value",
                                      {{"max", AmaxAlgo::max}, {"most_recent", AmaxAlgo::most_recent}},
                                      Aliases{"fp8_amax_compute_algo"}};
-  Option<bool> reduce_amax{this, "reduce_amax", true, "ranks agree on maxima; false is reduce_group none"};
+  Option<bool> reduce_amax{this, "reduce_amax", true, "ranks share maxima; false means reduce_group none"};
   Choice<ReduceGroup> reduce_group{this,
                                    "reduce_group",
                                    ReduceGroup::world,
@@ -123,25 +134,27 @@ struct Fp8Config : Section {
                                                         "[fprop, dgrad, wgrad]: true keeps that product in bf16"};
   Option<std::array<bool, 3>> fast_accum{
       this, "fast_accum", {true, false, false}, "[fprop, dgrad, wgrad]: true accumulates with fewer bits, faster"};
-  Option<int64_t> bf16_first_layers{this, "bf16_first_layers", 0, "first blocks that stay in bf16", between(0, 10000)};
-  Option<int64_t> bf16_last_layers{this, "bf16_last_layers", 0, "last blocks that stay in bf16", between(0, 10000)};
+  Option<int64_t> bf16_first_layers{this, "bf16_first_layers", 0, "number of first blocks that stay in bf16",
+                                    between(0, 10000)};
+  Option<int64_t> bf16_last_layers{this, "bf16_last_layers", 0, "number of last blocks that stay in bf16",
+                                   between(0, 10000)};
   Option<std::vector<std::string>> exclude{
       this, "exclude", {"lm_head", "embed*", "*.gate", "*.router"}, "layers that stay in bf16, as names with * and ?"};
-  Option<bool> eval{this, "eval", false, "evaluate in FP8 (false: on bf16 weights)",
+  Option<bool> eval{this, "eval", false, "evaluate in FP8 (false: with bf16 weights)",
                     Aliases{"use_autocast_during_eval"}};
   Choice<GatherType> all_gather{this,
                                 "all_gather",
                                 GatherType::fp8,
-                                "form in which sharded weights are gathered",
+                                "type in which sharded weights are gathered",
                                 {{"fp8", GatherType::fp8}, {"bf16", GatherType::bf16}}};
   Option<bool> moe_per_expert_scales{this, "moe_per_expert_scales", false,
-                                     "activation scales for each expert (false: one of a layer)"};
+                                     "separate activation scales for each expert (false: one for the layer)"};
   Option<bool> power_of_2_scales{this, "power_of_2_scales", false, "round scales down to powers of two"};
   Option<double> alarm_saturated{this, "alarm_saturated", 0.01,
-                                 "share of a tensor's values that saturate at which an alarm is logged (0: never)",
+                                 "log an alarm when this share of a tensor's values saturates (0: never)",
                                  between(0, 1)};
   Option<double> alarm_flushed{this, "alarm_flushed", 0.5,
-                               "share of a tensor's values that become zero at which an alarm is logged (0: never)",
+                               "log an alarm when this share of a tensor's values becomes zero (0: never)",
                                between(0, 1)};
   Option<bool> fallback{this, "fallback", false, "a layer with alarms runs in bf16 for the rest of the run"};
   Option<int64_t> fallback_after{this, "fallback_after", 2, "measurements in a row with an alarm before the fallback",

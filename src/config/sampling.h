@@ -1,6 +1,6 @@
 #pragma once
-// How the next token is chosen, and what generation and evaluation are asked for: what crosses from the command line
-// to the engines.
+// How the next token is chosen, and the requests for generation and evaluation that the command line passes to the
+// engines.
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -13,9 +13,9 @@ struct Sampling {
   double temperature = 0;  // 0: the likeliest token
   int64_t top_k = 0;       // the likeliest k only; 0: all
   double top_p = 1;        // the likeliest whose probabilities reach p; 1: all
-  double penalty = 1;      // on the logits of tokens that stand in the prompt or were generated
+  double penalty = 1;      // on the logits of tokens in the prompt or generated so far
   uint64_t seed = 0;
-  // What is chosen is the largest logit, which the device finds by itself.
+  // The token is always the one with the largest logit, which the device finds by itself.
   bool greedy() const { return temperature == 0 && penalty == 1; }
 };
 

@@ -11,8 +11,11 @@ struct DataConfig : Section {
   Option<std::vector<std::string>> train{
       this, "train", {}, "token files to train on; * and ? in a name match many files"};
   Option<std::vector<std::string>> validation{this, "validation", {}, "token files to evaluate on"};
-  Option<std::vector<double>> weights{
-      this, "weights", {}, "share of each entry of data.train in the mixture (empty: by their sizes)", more_than(0)};
+  Option<std::vector<double>> weights{this,
+                                      "weights",
+                                      {},
+                                      "share of each entry of data.train in the mixture (empty: in proportion to size)",
+                                      more_than(0)};
   Option<std::string> tokenizer{this, "tokenizer", "",
                                 "tokenizer.model or tokenizer.json that made the token files; kept in checkpoints"};
   Option<bool> shuffle{this, "shuffle", true, "visit the sequences of an epoch in random order"};
@@ -32,25 +35,26 @@ struct TrainingConfig : Section {
                         between(0, kMostSteps)};
   Option<int64_t> tokens{this, "tokens", 0, "tokens of the run, rounded up to whole steps (0: from training.steps)",
                          between(0, 1e18)};
-  Option<int64_t> stop_after{this, "stop_after", 0,
-                             "steps after which this process saves and ends, the run to be resumed later (0: never)",
-                             between(0, kMostSteps)};
+  Option<int64_t> stop_after{
+      this, "stop_after", 0,
+      "steps after which this process saves and stops, for the run to be resumed later (0: never)",
+      between(0, kMostSteps)};
   Option<int64_t> global_batch_size{this, "global_batch_size", 32, "sequences of a step over all ranks",
                                     between(1, 1e9)};
   Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once", between(1, 1e9)};
   Option<int64_t> seq_len{this, "seq_len", 0, "tokens of a sequence (0: model.max_position_embeddings)",
                           between(0, 2147483647)};
-  Option<int64_t> seed{this, "seed", 1234, "of initialisation, data order and rounding", at_least(0)};
+  Option<int64_t> seed{this, "seed", 1234, "seed of initialisation, data order and stochastic rounding", at_least(0)};
   Option<int64_t> eval_every{this, "eval_every", 0, "steps between evaluations (0: only at the end)",
                              between(0, kMostSteps)};
   Option<int64_t> eval_sequences{this, "eval_sequences", 64, "sequences of the fixed validation set (0: no evaluation)",
                                  at_least(0)};
   Option<int64_t> max_skipped{
       this, "max_skipped", 50,
-      "steps skipped in a row (loss, gradients or casts not finite) that end the run (0: never)",
+      "end the run after so many skipped steps in a row (non-finite loss, gradients or casts; 0: never)",
       between(0, kMostSteps)};
   Option<bool> deterministic{this, "deterministic", false,
-                             "the same bits from run to run on a GPU, at some cost (the CPU always gives them)"};
+                             "bitwise reproducible on a GPU, at some cost in speed (the CPU always is)"};
 };
 
 enum class OptimizerKind { adamw };
@@ -62,7 +66,7 @@ struct OptimizerConfig : Section {
   Option<double> eps{this, "eps", 1e-8, "added to the root of the second moment", at_least(1e-30)};
   Option<double> weight_decay{this, "weight_decay", 0.1, "decoupled decay of matrices, times the learning rate",
                               at_least(0)};
-  Option<double> clip{this, "clip", 1.0, "largest global gradient norm (0: no clipping)", at_least(0)};
+  Option<double> clip{this, "clip", 1.0, "clip the global gradient norm to this (0: no clipping)", at_least(0)};
 };
 
 enum class ScheduleKind { cosine, linear, wsd, constant };
@@ -79,7 +83,7 @@ struct ScheduleConfig : Section {
   Option<double> lr{this, "lr", 3e-4, "peak learning rate", more_than(0)};
   Option<double> min_lr{this, "min_lr", 3e-5, "learning rate of the last step (default: a tenth of the peak)",
                         at_least(0)};
-  Option<int64_t> warmup_steps{this, "warmup_steps", 0, "steps of linear warm-up; the last of them has the peak",
+  Option<int64_t> warmup_steps{this, "warmup_steps", 0, "steps of linear warm-up; the last one reaches the peak",
                                between(0, kMostSteps)};
   Option<int64_t> warmup_tokens{this, "warmup_tokens", 0, "the warm-up in tokens, rounded up to whole steps",
                                 between(0, 1e18)};

@@ -1,4 +1,4 @@
-// What must hold between options. Each message names the options, their values and what to change.
+// Cross-checks between options. Each message names the options, their values and what to change.
 #include <algorithm>
 #include <limits>
 
@@ -37,7 +37,7 @@ class Check {
       refuse("training.micro_batch_size times training.seq_len is ", t.micro_batch_size * t.seq_len,
              " tokens that a rank computes at once; at most ", kMostRows, ": lower one of them");
     if (t.global_batch_size % (std::max<int64_t>(ranks_, 1) * t.micro_batch_size))
-      refuse("training.global_batch_size (", t.global_batch_size, ") is no multiple of training.micro_batch_size (",
+      refuse("training.global_batch_size (", t.global_batch_size, ") is not a multiple of training.micro_batch_size (",
              t.micro_batch_size, ")", ranks_ > 1 ? concat(" times ", ranks_, " ranks") : "");
   }
 
@@ -59,7 +59,7 @@ class Check {
     if (p.param_dtype == DType::f64) return;
     for (const Choice<DType>* type :
          {&p.grad_dtype, &p.reduce_dtype, &p.buffer_dtype, &p.master_dtype, &p.moment_dtype})
-      if (*type == DType::f64) refuse("precision.", type->name(), ": fp64 goes with precision.param_dtype fp64 only");
+      if (*type == DType::f64) refuse("precision.", type->name(), ": fp64 needs precision.param_dtype fp64");
   }
 
   void fp8() {
@@ -71,7 +71,7 @@ class Check {
     if (f.fp8_dpa || f.fp8_mha)
       refuse("fp8.", f.fp8_dpa ? f.fp8_dpa.name() : f.fp8_mha.name(),
              ": attention in FP8 is not supported: on Hopper it "
-             "is slower than bf16 from 8192 tokens on, and less exact; set it to false");
+             "is slower than bf16 from 8192 tokens on, and less accurate; set it to false");
     if (f.moe_per_expert_scales && c_.model.num_experts == 0)
       refuse("fp8.moe_per_expert_scales: the model has no experts; set it to false");
     if (f.use_mxfp8_block_scaling)
@@ -85,11 +85,11 @@ class Check {
   void fp8_run() {
     const Fp8Config& f = c_.fp8;
     if (c_.precision.param_dtype == DType::f16 || c_.precision.param_dtype == DType::f64)
-      refuse("fp8.enabled goes with precision.param_dtype bf16 or fp32, not with ", c_.precision.param_dtype);
+      refuse("fp8.enabled needs precision.param_dtype bf16 or fp32, not ", c_.precision.param_dtype);
     const int64_t rows = c_.training.micro_batch_size * c_.training.seq_len;
     if (rows % 16)
       refuse("fp8.enabled: training.micro_batch_size times training.seq_len (", rows,
-             " tokens) is no multiple of 16, "
+             " tokens) is not a multiple of 16, "
              "which FP8 products need");
     if (f.fallback && (c_.log.fp8_every == 0 || c_.checkpoint.dir->empty()))
       refuse("fp8.fallback needs ", c_.log.fp8_every == 0 ? "log.fp8_every: steps between measurements"
@@ -183,8 +183,8 @@ int64_t total_steps(const RunConfig& config, const Done& done) {
   return done.step + (left > 0 ? (left - 1) / tokens_per_step(config) + 1 : 0);
 }
 
-// A run of so many tokens is as far along as its tokens are, whatever batches they came in; but a warm-up that is given
-// in steps is over after them.
+// The progress of a run that is measured in tokens is its share of tokens, whatever the batch sizes; but a warm-up that
+// is given in steps is over after so many steps.
 double learning_rate(const RunConfig& config, const Done& done) {
   const int64_t per_step = tokens_per_step(config), total = total_steps(config);
   int64_t step = done.step;

@@ -29,7 +29,7 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
 void require_complete(const fs::path& folder) {
   std::error_code none;
   if (!fs::exists(folder / "COMPLETE", none))
-    bad_input(folder.string(), ": this checkpoint was not written to its end (no file COMPLETE); take an older one");
+    bad_input(folder.string(), ": this checkpoint is incomplete (it has no file COMPLETE); use an older one");
 }
 
 std::string instead_of(const fs::path& folder) {
@@ -51,9 +51,9 @@ json read_checkpoint_state(const fs::path& folder) {
   try {
     state = read_json(file);
   } catch (const InputError& e) { bad_input(e.what(), "; the checkpoint is damaged: ", instead_of(folder)); }
-  if (!state.is_object()) bad_input(file, ": no object; it was not written by octet");
+  if (!state.is_object()) bad_input(file, ": not an object; it was not written by octet");
   const json format = state.value("format", json());
-  if (!format.is_number_unsigned()) bad_input(file, ": 'format' is missing or no whole number");
+  if (!format.is_number_unsigned()) bad_input(file, ": 'format' is missing or not a whole number");
   if (format != kCheckpointFormat)
     bad_input(file, ": format ", format.dump(), "; this program reads ", kCheckpointFormat,
               ": use the octet that wrote it");

@@ -26,7 +26,7 @@ uint64_t read_sum(const json& value, const std::string& where) {
   uint64_t sum = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), sum, 16);
   if (text.size() != 16 || error != std::errc() || end != text.data() + text.size())
-    bad_input(where, ": ", show(value), " is no checksum; the checkpoint is damaged");
+    bad_input(where, ": ", show(value), " is not a checksum; the checkpoint is damaged");
   return sum;
 }
 
@@ -63,7 +63,7 @@ uint64_t file_sum(const fs::path& path) {
 
 json sums_in(const std::string& text, const std::string& where) {
   json all = parse_json(text, where);
-  if (!all.is_object()) bad_input(where, ": no object; it was not written by octet");
+  if (!all.is_object()) bad_input(where, ": not an object; it was not written by octet");
   return all;
 }
 
@@ -140,7 +140,7 @@ ChecksumReport verify_checksums(const fs::path& folder, const Progressed& progre
   ChecksumReport report;
   int64_t done = 0;
   for (const auto& [name, sums] : all.items()) {
-    if (fs::path(name).has_parent_path()) bad_input(where, ": '", name, "' is no name of a file beside it");
+    if (fs::path(name).has_parent_path()) bad_input(where, ": '", name, "' is not the name of a file next to it");
     if (std::error_code none; !fs::exists(folder / name, none)) {
       ++report.compared;
       report.different.push_back(name + " is missing");

@@ -22,7 +22,7 @@ DocumentFile::DocumentFile(const std::filesystem::path& path, DocumentOptions op
   const std::string_view bytes = file_.bytes();
   constexpr auto kTokens = TokenFileHeader::kMagic;
   if (bytes.starts_with(std::string_view(kTokens.data(), kTokens.size())))
-    bad_input("'", path.string(), "' is a token file, no text: name the text that it was made from");
+    bad_input("'", path.string(), "' is a token file, not text: name the text that it was made from");
   if (bytes.starts_with("\xff\xfe") || bytes.starts_with("\xfe\xff"))
     bad_input("'", path.string(), "' is UTF-16: convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)");
   if (bytes.starts_with("\xef\xbb\xbf")) position_ = 3;

@@ -1,9 +1,9 @@
 #pragma once
 // Documents of text and JSONL files, in file order and without copying the file.
-//   JSONL (.jsonl, .ndjson, .json)  each line is an object; its string under `json_key` is a document; blank lines are
-//   skipped text (any other name)           the file is one document, or several where `separator` stands between them
-//   (newlines
-//                                   next to it belong to it)
+//   JSONL (.jsonl, .ndjson, .json)  each line is an object, whose string under `json_key` is a document; blank lines
+//                                   are skipped
+//   text (any other name)           the file is one document, or several if `separator` occurs in it (newlines next
+//                                   to it belong to it)
 // Empty documents are skipped. A byte order mark at the start is not text.
 #include <cstdint>
 #include <string>

@@ -15,7 +15,7 @@ std::vector<AddedToken> read_added_tokens(const Fields& tokenizer, const std::st
     const std::string place = concat(where, ".added_tokens[", tokens.size(), "]");
     if (!one.is_object()) bad_input(place, ": expected an object");
     AddedToken t{.id = field(one, "id", -1, place), .content = field<std::string>(one, "content", "", place)};
-    if (t.id < 0 || t.id >= 1 << 24) bad_input(place, ".id: ", t.id, " is no id");
+    if (t.id < 0 || t.id >= 1 << 24) bad_input(place, ".id: ", t.id, " is not an id");
     t.special = field(one, "special", false, place);
     t.single_word = field(one, "single_word", false, place);
     t.lstrip = field(one, "lstrip", false, place);

@@ -60,7 +60,8 @@ void Bpe::read_merges(const Fields& merges, const std::string& where) {
     }
     const int a = id_of(left), b = id_of(right), made = id_of(left + right);
     if (a < 0 || b < 0 || made < 0)
-      bad_input(where, "[", rank, "]: ", merge.dump(), " is no pair of pieces that make a third of the vocabulary");
+      bad_input(where, "[", rank, "]: ", merge.dump(),
+                " is not a pair of pieces whose concatenation is in the vocabulary");
     merges_[pair_of(a, b)] = {rank++, made};
   }
 }

@@ -85,8 +85,8 @@ void check_names(const std::vector<NamedShape>& expected, const SafetensorsModel
     unexpected.push_back(name + " " + to_string(place.entry->shape));
   });
   if (!missing.empty() || !unexpected.empty() || !other_shape.empty())
-    bad_input("'", model.path().string(), "' holds another model than its config describes", listed("missing", missing),
-              listed("unexpected", unexpected), listed("of another shape", other_shape),
+    bad_input("'", model.path().string(), "' does not hold the model that its config describes",
+              listed("missing", missing), listed("unexpected", unexpected), listed("of another shape", other_shape),
               head_missing && missing.size() == 1 ? "\nIf its head is its embedding, set tie_word_embeddings to true."
                                                   : "\nCheck that config.json and the weights belong together.");
   if (layout.tied_head) check_tied_head(model);

@@ -127,7 +127,7 @@ PreTokenizer metaspace(const Fields& step, const std::string& where) {
   const bool prefix = field(step, "add_prefix_space", true, where), splits = field(step, "split", true, where);
   const auto scheme = field<std::string>(step, "prepend_scheme", prefix ? "always" : "never", where);
   if (scheme != "always" && scheme != "first" && scheme != "never")
-    bad_input(where, ".prepend_scheme: \"", scheme, "\" is none of always, first and never");
+    bad_input(where, ".prepend_scheme: \"", scheme, "\" is not one of always, first and never");
   return [=](WordList& words, Standing standing) {
     WordList out;
     bool first = true;

@@ -7,9 +7,8 @@
 // Window i of a file is its tokens [iT, iT + T], of which the first T are inputs and the last T targets. So each token
 // but a file's first is a target in exactly one window; the last window is padded (targets kIgnore).
 //   no weights   an epoch is all windows of all files, in order or permuted by (seed, epoch)
-//   weights      each entry of `files` takes its share of the samples, evenly spread (mixture.h), and runs through its
-//   own
-//                epochs. An "epoch" of the mixture is as many samples as there are windows.
+//   weights      each entry of `files` takes its share of the samples, evenly spread (mixture.h), and runs through
+//                epochs of its own. An "epoch" of the mixture is as many samples as there are windows.
 #include <cstdint>
 #include <memory>
 #include <string>

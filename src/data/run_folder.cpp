@@ -78,7 +78,7 @@ RunFolder::RunFolder(const fs::path& folder) {
   }
   if (held != 0) {
     log_warning(folder.string(), " cannot be locked (", std::strerror(errno),
-                "): see to it that no other run writes its checkpoints there");
+                "): make sure that no other run writes its checkpoints there");
     return;  // and whose the rests of saves are is not known
   }
   mark_ = write_holder(fd_);

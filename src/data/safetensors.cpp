@@ -209,7 +209,7 @@ void SafetensorsFile::convert(const Entry& e, int64_t first, int64_t count, To* 
       if constexpr (std::is_integral_v<To>) {
         if (!std::in_range<To>(value))
           bad_input("'", path().string(), "': tensor '", e.name, "' holds ", +value, " at element ", first + i,
-                    ", which is no 32-bit integer");
+                    ", which is not a 32-bit integer");
       }
       dst[i] = To(value);
     }

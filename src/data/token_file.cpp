@@ -38,7 +38,7 @@ TokenFileHeader checked_header(const LongRead& file) {
   if (h.version > TokenFileHeader::kVersion)
     bad_input(name, "has format version ", h.version, ", newer than this program's ", TokenFileHeader::kVersion,
               ": use a newer octet, or make it again with this one");
-  if (h.version == 0) bad_input(name, "has format version 0, which never was", kRemake);
+  if (h.version == 0) bad_input(name, "has format version 0, which does not exist", kRemake);
   if (h.vocab_size < 1 || h.vocab_size > uint64_t(INT32_MAX))
     bad_input(name, "claims a vocabulary of ", h.vocab_size, " entries", kRemake);
   if (h.token_bytes != TokenFileHeader::width_for(int64_t(h.vocab_size)))

@@ -20,8 +20,8 @@ class Device {
     bool time_waits = false;  // time Kernel::wait alone, at hardly any cost
     int collective_ctas = 0;  // thread blocks that a collective may occupy at most; 0: NCCL's choice
     std::string plan_cache;   // file of tuned matrix products (ops/tune.h); empty: none
-    Target target{};          // plan engine: what to plan for. gpu: the choice of attention; and the card as which it
-                              // behaves, if that can do less than the one that is there
+    Target target{};          // plan engine: what to plan for. gpu: the choice of attention, and perhaps a
+                              // lesser card to behave as
   };
   explicit Device(const Options&);
   ~Device();
@@ -44,7 +44,7 @@ class Device {
 
 bool device_available();
 int device_count();
-Target target_of_card(int index);  // what a Device there would have; creates no context and takes no memory on the card
+Target target_of_card(int index);  // the Target of a Device there; creates no context and takes no memory on the card
 
 // In-order queue of device work. On the cpu every call completes before it returns.
 class Stream {
@@ -118,7 +118,7 @@ void copy(Stream&, Tensor dst, Tensor src);                              // same
 void fill_byte(Stream&, void* p, int byte, size_t bytes);
 inline void fill_zero(Stream& s, Tensor t) { fill_byte(s, t.data, 0, t.bytes()); }
 
-// A bump allocator over one reservation, whose size the plan engine found.
+// A bump allocator over one reservation of the size that the plan engine found.
 class Arena {
  public:
   Arena(Stream&, const char* name, size_t capacity);

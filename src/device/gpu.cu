@@ -1,5 +1,5 @@
-// The gpu engine's device: CUDA's runtime behind device.h. No kernel is launched here, but for one that tells what code
-// the card runs.
+// The gpu engine's device: CUDA's runtime behind device.h. The only kernel here tells which
+// code the card runs.
 #include <algorithm>
 #include <utility>
 
@@ -37,7 +37,7 @@ bool device_available() { return device_count() > 0; }
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  (void)cudaGetLastError();  // having no driver or no card is an answer here: do not leave it for the next error check
+  (void)cudaGetLastError();  // no driver or no card is an answer here, not an error for the next check to find
   return 0;
 }
 
@@ -47,7 +47,7 @@ cudaDeviceProp properties_of(int index) {  // makes no context, which would take
   if (index < 0 || index >= count)
     bad_input("the rank wants GPU ", index, " of this machine, but CUDA sees ", count,
               count ? ": start one rank a GPU (CUDA_VISIBLE_DEVICES limits what is seen)"
-                    : ": see that the driver is loaded (nvidia-smi), or set \"device\" to \"cpu\"");
+                    : ": check that the driver is loaded (nvidia-smi), or set \"device\" to \"cpu\"");
   cudaDeviceProp p{};
   CUDA_CHECK(cudaGetDeviceProperties(&p, index));
   return p;
@@ -280,7 +280,7 @@ void* device_alloc(Device& d, size_t bytes) {
   const DeviceMemory m = device_memory(d.impl());
   throw SystemError(concat("GPU ", d.impl().index, " (", d.name(), ") has no room for ", gib(bytes),
                            " GiB: ", gib(m.free), " GiB of ", gib(m.total),
-                           " GiB are free. See whether other processes use it (nvidia-smi); else use a smaller "
+                           " GiB are free. Check whether other processes use it (nvidia-smi); otherwise use a smaller "
                            "micro-batch, recompute more blocks or spread the run over more ranks (octet plan "
                            "shows what each would save)"));
 }
@@ -294,7 +294,7 @@ void* pinned_alloc(size_t bytes) {
   (void)cudaGetLastError();
   if (error != cudaErrorMemoryAllocation) CUDA_CHECK(error);
   throw SystemError(concat("the machine has no room for ", gib(bytes),
-                           " GiB of page-locked memory: see what else uses its memory (free -g), and whether a "
+                           " GiB of page-locked memory: check what else uses its memory (free -g), and whether a "
                            "container or job limits it"));
 }
 void pinned_free(void* p) noexcept { cudaFreeHost(p); }

@@ -7,15 +7,16 @@
 
 namespace octet::BACKEND {
 
-// What the card took of this program: compiled for `architecture` (90 for Hopper), with what Hopper has alone or not.
+// The code of this program that the card runs: compiled for `architecture` (90 for Hopper), with Hopper's own
+// instructions (sm_90a) or without.
 struct GpuCode {
   int architecture = 0;
   bool hopper = false;
 };
 
-// Why a card must not run with it, or "". Hopper's kernels are empty where they were not compiled for sm_90a, and
-// kernels launched by launch_pdl (ops/gpu/launch.cuh) do not wait for each other in code older than the card: both
-// would give wrong numbers without a word.
+// Why a card cannot run this code correctly, or "". Hopper's kernels are empty unless compiled for sm_90a, and kernels
+// launched by launch_pdl (ops/gpu/launch.cuh) do not wait for each other if compiled for an older card: both would give
+// wrong numbers silently.
 inline std::string unfit(int compute_capability, const GpuCode& code) {
   const auto version = [](int v) { return concat(v / 10, ".", v % 10); };
   if (code.architecture == 0) return concat("this program holds no code for it");
@@ -30,7 +31,7 @@ inline std::string architecture_for(int compute_capability) {
   return concat(compute_capability, compute_capability / 10 == 9 ? "a-real" : "-real");
 }
 
-// Bytes of shared memory that a thread block may have. What is not known has little.
+// Largest shared memory of a thread block, in bytes. Unknown cards are taken to have the least.
 //                                                  CUDA C++ Programming Guide, technical specifications by capability
 inline int64_t shared_room(int compute_capability) {
   switch (compute_capability) {

@@ -65,7 +65,7 @@ void pinned_free(void* p) noexcept { std::free(p); }
 
 void copy_to_device(Stream& s, void*, const void*, size_t bytes) { count(s, Kernel::copy, 0, double(bytes)); }
 void copy_to_host(Stream& s, void* dst, const void*, size_t bytes) {
-  if (bytes) std::memset(dst, 0, bytes);  // so that whoever reads it reads something
+  if (bytes) std::memset(dst, 0, bytes);  // so that it is never read uninitialised
   count(s, Kernel::copy, 0, double(bytes));
 }
 void copy(Stream& s, Tensor dst, Tensor src) {

@@ -19,7 +19,7 @@ namespace {
 constexpr double kPackets = 256;  // a second that a rank sends, and hears, at most: no socket's buffer overflows
 constexpr double kLate = 4;       // beats
 
-struct Card {  // what a rank tells the others of itself
+struct Card {  // what a rank tells the others about itself
   std::array<char, 256> machine{};
   uint64_t run = 0;
   uint16_t port = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Health of FP8: what one cast of each quantised tensor lost, and how old the scale is that it was made with. Worst
-// cases, alarms, and the layers that should leave FP8.
+// Health of FP8: how many values one cast of each quantised tensor lost, and how old its scale is; worst cases, alarms,
+// and the layers that should leave FP8.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -14,8 +14,8 @@ namespace octet::BACKEND {
 struct CastHealth {  // of one tensor: in one micro-batch, or of a weight; plain data, as ranks exchange it
   float scale = 1, amax = 0;
   uint64_t elements = 0;
-  uint64_t saturated = 0;  // codes at the format's largest value, where the maximum lies beyond it
-  uint64_t flushed = 0;    // zeros that were none before
+  uint64_t saturated = 0;  // codes at the format's largest value, if the maximum is beyond it
+  uint64_t flushed = 0;    // values that became zero in the cast
   int64_t age = 0;         // updates since the maximum that sets the scale was measured; 0: measured for this cast
   bool frozen = false;     // a maximum that is not finite keeps the scale from following
 
@@ -32,7 +32,8 @@ struct HealthReport {  // of one step, all ranks together
   std::string summary() const;
 };
 
-// Counts are added over ranks, maxima and frozen scales are anybody's; every rank calls it with the same tensors.
+// Combines the reports of all ranks: counts are added, maxima and frozen scales are those of any rank. Every rank calls
+// it with the same tensors.
 void share(HealthReport&, Host&);
 
 // Remembers alarms from report to report. The same on all ranks.

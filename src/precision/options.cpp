@@ -15,7 +15,7 @@ std::string obstacle(const RunConfig& c, const std::vector<std::string>& names, 
   if (layer >= c.model.num_layers - f.bf16_last_layers) return "fp8.bf16_last_layers";
   for (const std::string& name : names)
     if (names_layer(f.exclude, name)) return "fp8.exclude";
-  if (shape[0] % 16 || shape[1] % 16) return concat("its shape ", shape, " is no multiple of 16");
+  if (shape[0] % 16 || shape[1] % 16) return concat("its shape ", shape, " is not a multiple of 16");
   if (*f.override_linear_precision == std::array{true, true, true}) return "fp8.override_linear_precision";
   return "";
 }

@@ -1,5 +1,5 @@
 #pragma once
-// From the config's section fp8 to what layers and scales are made with.
+// From the config's section fp8 to the recipe of layers and the options of scales.
 #include "config/config.h"
 #include "precision/recipe.h"
 #include "precision/scaling.h"

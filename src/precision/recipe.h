@@ -1,6 +1,6 @@
 #pragma once
-// Which precision each product of each Linear has. Override of single products: Transformer Engine's
-// override_linear_precision (fprop, dgrad, wgrad).
+// The precision of each product of each Linear. Single products (fprop, dgrad, wgrad) can be overridden, as by
+// Transformer Engine's override_linear_precision.
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@ namespace octet {
 struct LinearRecipe {  // of one Linear
   Precision fprop = Precision::plain, dgrad = Precision::plain, wgrad = Precision::plain;
   bool fast_fprop = true, fast_dgrad = false, fast_wgrad = false;  // Hopper's fast FP8 accumulation
-  std::string reason;                                              // why not FP8, for people
+  std::string reason;                                              // why not FP8, for messages
 
   bool fp8() const { return fprop == Precision::fp8 || dgrad == Precision::fp8 || wgrad == Precision::fp8; }
   Forms x() const {
@@ -29,7 +29,7 @@ struct LinearRecipe {  // of one Linear
 
 // What a model is declared with.
 struct Recipe {
-  // Of the Linear that has these parameters, one above the other, in block `layer` of the model; shape of all together.
+  // The recipe of the Linear in block `layer` whose weight is these parameters stacked; shape: of all together.
   std::function<LinearRecipe(const std::vector<std::string>& names, int64_t layer, Shape)> linear = [](auto&&...) {
     return LinearRecipe{};
   };

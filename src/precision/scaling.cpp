@@ -167,7 +167,7 @@ std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
     h.saturated = double(h.amax) * double(h.scale) > double(top) * (1 + 1e-6) || !finite
                       ? n[1]
                       : 0;                          // else the largest value is exact
-    h.flushed = n[2] - std::min(n[2], n[6]);        // zero in any scale was zero before
+    h.flushed = n[2] - std::min(n[2], n[6]);        // zero at the largest scale too: it was zero before the cast
     h.age = own || updates_ == 0 ? 0 : int64_t(L);  // unless it is among the rows; the oldest has just left them
     for (size_t k = L - 1; k >= 1; --k) {           // newest first
       const float a = rows[k * S + i];

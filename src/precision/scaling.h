@@ -57,7 +57,7 @@ class DelayedScaling {
     std::vector<std::string> names;
     std::vector<float> scale, rows;   // (S); (history, S)
     std::vector<uint32_t> nonfinite;  // (S)
-    std::vector<float> largest;       // (S): what scales stretch to; may be missing
+    std::vector<float> largest;       // (S): the value that scales map amax to; may be missing
     std::vector<char> cold;           // (S): no history yet; may be missing
   };
   Snapshot save(Stream&) const;
@@ -69,8 +69,8 @@ class DelayedScaling {
   void start_counting(Stream&);
   void stop_counting() { counting_ = false; }
   std::vector<CastHealth> examine(Stream&) const;  // waits for the device
-  // (2,4) u32: all codes, those at the largest value, zeros; row 1 with the largest scale there is. None if not
-  // counting.
+  // (2,4) u32: all codes, those at the largest value, zeros; row 1 of a cast with the largest possible scale. None
+  // unless counting.
   Tensor counts(int slot) const { return counting_ ? counts_.part(8 * slot, {2, 4}) : Tensor{}; }
   Tensor counts(const Slot& s) const { return s.amax ? counts(int(index(s))) : Tensor{}; }
   float* largest_scale() const { return largest_scale_.ptr<float>(); }

@@ -7,14 +7,14 @@ namespace octet {
 
 enum class Precision : uint8_t { plain, fp8 };
 
-// The FP8 scale of one quantised tensor: code = round(x * *scale). amax null: do not measure (recomputation,
-// evaluation).
+// The FP8 scale of one quantised tensor. Its codes, the stored bytes, are round(x * *scale). amax null: do not measure
+// (recomputation, evaluation).
 struct Slot {
   float* scale = nullptr;
   uint32_t* amax = nullptr;  // bits of max |x|: non-negative floats order like their bits, and NaN > inf > finite
   DType format = DType::e4m3;
 };
-struct Forms {
+struct Forms {  // which of an operand's forms
   bool plain = false, q = false, q_t = false;
 };
 

@@ -18,7 +18,7 @@ constexpr size_t size_of(DType t) { return std::array<size_t, 8>{8, 4, 2, 2, 1, 
 constexpr const char* name_of(DType t) {
   return std::array{"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i32", "u32"}[size_t(t)];
 }
-constexpr DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }  // of statistics and accumulation
+constexpr DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }  // for statistics and sums
 constexpr bool is_fp8(DType t) { return t == DType::e4m3 || t == DType::e5m2; }
 constexpr float largest(DType fp8) { return fp8 == DType::e4m3 ? e4m3::largest() : e5m2::largest(); }
 

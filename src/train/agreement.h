@@ -1,11 +1,11 @@
 #pragma once
-// The check of parallel.check_every: what ranks hold in common is the same on all, to the bit.
+// The check of parallel.check_every: replicated state is bitwise equal on all ranks that hold it.
 #include "train/session.h"
 
 namespace octet::BACKEND {
 
-// Error that names the tensor and the ranks. Copies whole weights home and hashes them on the host: for llama2_7b on
-// one GPU seconds, not milliseconds.
+// Throws an error that names the tensor and the ranks. Copies whole weights to the host and hashes them there: for
+// llama2_7b on one GPU this takes seconds.
 void check_agreement(Session&);
 
 }  // namespace octet::BACKEND

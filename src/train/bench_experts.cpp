@@ -40,7 +40,7 @@ class ExpertBench {
       const GroupedGradient g{.d = d, .a = a, .b = x, .rows = rows()};
       std::vector<GemmArgs> loop;
       for_each_expert([&](size_t e, int64_t first, int64_t count) {
-        const auto part = [&](Factor f) {  // codes: of as many rows that stand by themselves
+        const auto part = [&](Factor f) {  // FP8: as many rows, stored contiguously
           f.t = transposed ? f.t.row_range(first, count) : f.t.part(first * f.t.rows(), {f.t.rows(), count});
           return f;
         };

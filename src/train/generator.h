@@ -1,5 +1,5 @@
 #pragma once
-// Generator: a model that reads prompts and goes on with them, a token of every sequence at a time.
+// Generator: a model that continues prompts, one token of every sequence at a time.
 // Dimension key:  B sequences   T tokens of the longest prompt   S positions   V vocabulary (padded)
 #include "train/session.h"
 

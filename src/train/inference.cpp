@@ -1,4 +1,4 @@
-// What works on a finished model without training it: its weights, losses of given tokens, the plan of both.
+// Inference on a trained model: loading its weights, losses of given tokens, and the memory plan of both.
 #include "ops/tune.h"
 #include "train/entries.h"
 #include "train/generator.h"

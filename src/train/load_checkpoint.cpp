@@ -27,7 +27,7 @@ uint64_t whole_number(const std::string& text, const std::string& where) {
   const char* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, n);
   if (error != std::errc() || end != last)
-    bad_input(where, " is '", text.substr(0, 40), "', no whole number; the checkpoint is damaged");
+    bad_input(where, " is '", text.substr(0, 40), "', not a whole number; the checkpoint is damaged");
   return n;
 }
 
@@ -176,7 +176,8 @@ void read_loss_scale(const Session& s, const json& state, const std::string& whe
   const json &scale = state["loss_scale"], good = state.value("good_steps", json());
   if (!scale.is_number() || !(scale.get<float>() > 0) || !std::isfinite(scale.get<float>()) ||
       !good.is_number_unsigned())
-    bad_input(where, ": 'loss_scale' is no positive number, or 'good_steps' no whole one; the checkpoint is damaged");
+    bad_input(where,
+              ": 'loss_scale' is not a positive number, or 'good_steps' not a whole one; the checkpoint is damaged");
   counters.loss_scale = scale.get<float>();
   counters.good_steps = good.get<uint32_t>();
 }
@@ -195,7 +196,7 @@ static std::vector<std::string> fallbacks_in(const json& state, const fs::path& 
   const json names = state.value("fallbacks", json::array());
   std::vector<std::string> layers;
   for (const json& name : names) {
-    if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is no list of names");
+    if (!name.is_string()) bad_input((folder / "state.json").string(), ": 'fallbacks' is not a list of names");
     layers.push_back(name.get<std::string>());
   }
   return layers;
@@ -218,7 +219,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   const json state = state_of_rank_0(s.host, folder);
   const auto number = [&](const char* key, uint64_t most) {
     if (!state.contains(key) || !state[key].is_number_unsigned() || state[key].get<uint64_t>() > most)
-      bad_input((folder / "state.json").string(), ": '", key, "' is missing or no whole number up to ", most);
+      bad_input((folder / "state.json").string(), ": '", key, "' is missing or not a whole number up to ", most);
     return state[key].get<int64_t>();
   };
   constexpr uint64_t kMost = uint64_t{1} << 53;  // room for what is counted from there

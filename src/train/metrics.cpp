@@ -55,7 +55,8 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
       peak_(c.fp8.enabled ? peak_of(device).fp8 : peak_of(device).bf16),
       memory_(plan.memory.total()) {
   if (!speaks_) return;
-  if (const std::filesystem::path path = *c.log.file; !path.empty()) {  // a log that cannot be is told before the work
+  if (const std::filesystem::path path = *c.log.file;
+      !path.empty()) {  // an impossible file is reported before any work
     if (path.has_parent_path()) make_folders(path.parent_path());
     append_to_file(path, "");
   }
@@ -67,8 +68,8 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
 }
 Metrics::~Metrics() = default;
 
-// Hours of work are worth more than a line: after the first, one that cannot be written is told of, once until it goes
-// again.
+// Hours of training are worth more than a log line: after the first one, a line that cannot be written only gives a
+// warning, and no further one until writing works again.
 void Metrics::append(const std::string& line) {
   if (!speaks_ || config_.log.file->empty()) return;
   try {
@@ -77,17 +78,17 @@ void Metrics::append(const std::string& line) {
   } catch (const Error& e) {
     if (file_ == File::untried) throw;
     if (std::exchange(file_, File::fails) == File::works)
-      log_warning("log.file: ", e.what(), "; the run goes on without its lines");
+      log_warning("log.file: ", e.what(), "; the run continues without it");
   }
 }
 
-// The first name behind `path` that is free: path.1, path.2, ...
+// The first free name of path.1, path.2, ...
 static std::filesystem::path next_free(const std::filesystem::path& path) {
   for (int i = 1;; ++i)
     if (const std::filesystem::path name = concat(path.string(), ".", i); !std::filesystem::exists(name)) return name;
 }
 
-// Lines that are not of this program stay. Those of a whole run are not thrown away for another one's.
+// Lines that this program did not write stay. Those of a whole earlier run are moved, not dropped.
 void Metrics::truncate(int64_t step) {
   const std::filesystem::path path = *config_.log.file;
   if (!speaks_ || path.empty() || !std::filesystem::is_regular_file(path)) return;

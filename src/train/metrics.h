@@ -1,5 +1,5 @@
 #pragma once
-// What a run says: a line for each step, a progress bar on a terminal, and metrics as lines of JSON.
+// The output of a run: a line for each step, a progress bar on a terminal, and metrics as JSON lines.
 #include <memory>
 
 #include "base/json.h"
@@ -13,8 +13,8 @@ class Metrics {
   Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device,
           Host&);  // flops: of a step on a rank
   ~Metrics();
-  // Drops later steps from the metrics file: they will be done again. What a run that starts anew would drop is moved
-  // to a file of another name.
+  // Drops later steps from the metrics file, as they will be repeated. Lines of an earlier run, if this one starts
+  // afresh, are moved to another file.
   void truncate(int64_t step);
   void start(int64_t begin, int64_t last);
   void step(const StepReport&);  // with FP8's health, of all ranks, where it was asked for

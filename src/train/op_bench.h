@@ -27,7 +27,7 @@ class OpBench {
     op();
     OpTime result{.name = name};
     for (const Work& w : device.take_work()) result.flops += w.flops, result.bytes += w.bytes;
-    if (result.bytes == 0) {  // an engine that works
+    if (result.bytes == 0) {  // an engine that computes
       for (int i = 0; i < kWarm; ++i) op();
       begin_.record(stream);
       for (int i = 0; i < kCalls; ++i) op();

@@ -1,5 +1,5 @@
-// Planning: the code of a run on an engine that only counts. Two steps between evaluations give the memory of every
-// arena; the second step, whose scales have a history, gives the work.
+// Planning: runs the code of training on the plan engine. Two steps between evaluations give the memory of every
+// arena; the second step, when scales have a history, gives the work.
 #include "ops/tune.h"
 #include "train/entries.h"
 #include "train/trainer.h"

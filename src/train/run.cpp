@@ -42,7 +42,7 @@ class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, sav
     sigaction(SIGTERM, &action, &term_);
     sigaction(SIGINT, &action, &int_);
     sigaction(SIGHUP, nullptr, &hup_);
-    if (hup_.sa_handler == SIG_IGN) return;  // as nohup has it: the run outlives its terminal
+    if (hup_.sa_handler == SIG_IGN) return;  // set by nohup: the run outlives its terminal
     action.sa_flags = SA_RESTART;  // more of them change nothing: a shell and the kernel both tell of a closed terminal
     sigaction(SIGHUP, &action, nullptr);
   }
@@ -104,7 +104,7 @@ Data open_data(const RunConfig& c) {
   return data;
 }
 
-// What a save would fail on, hours later, is told now.
+// Finds now what would make a save fail hours later.
 void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
   if (c.data.tokenizer->empty()) return;
   const std::filesystem::path found = tokenizer_file(*c.data.tokenizer);
@@ -116,7 +116,7 @@ void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
   if (!std::filesystem::is_regular_file(file, none))
     log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
   else if (const uint64_t own = hash(read_file(file)); of_tokens && own != of_tokens)
-    bad_input(c.where, ": data.tokenizer: '", file, "' is another tokenizer than that of ", c.data.train->front(),
+    bad_input(c.where, ": data.tokenizer: '", file, "' is not the tokenizer of ", c.data.train->front(),
               ": name the one that made the token files, or data.tokenizer= to save none");
 }
 
@@ -149,7 +149,7 @@ void require_shared_folder(const RunConfig& c, const RunFolder* held, Host& host
   looks.agree();
 }
 
-struct Diverged : Error {  // a check of the run's own failed; it says of which steps
+struct Diverged : Error {  // a check of the run itself failed; the message says at which steps
   explicit Diverged(const std::string& steps)
       : Error(concat(steps,
                      ": loss, gradients or casts were not finite, and the weights did not change. Lower schedule.lr, "
@@ -189,7 +189,7 @@ class Run {
     metrics_->start(begin, last);
     logged_ = begin;
     if (begin >= last && host_.rank() == 0)
-      log_info("all ", last, " steps are done: raise training.steps or training.tokens to go on");
+      log_info("all ", last, " steps are done: raise training.steps or training.tokens to continue");
     while (trainer_->steps_done() < last) {
       watchdog_.enter(Phase::step, trainer_->steps_done() + 1);
       trainer_->step(samples_);
@@ -223,7 +223,7 @@ class Run {
   }
 
  private:
-  double useful_flops() const {  // of a step: what recomputation does again is no use
+  double useful_flops() const {  // of a step, without recomputation
     RunConfig once = config_;
     once.memory.recompute_blocks.set(0);
     double sum = 0;
@@ -235,7 +235,8 @@ class Run {
     const std::string how = config_.checkpoint.resume, dir = config_.checkpoint.dir;
     if (how == "none" || (how == "auto" && dir.empty())) return {};
     if (how != "auto") return how;
-    const auto newest = newest_checkpoint(dir);  // rank 0 decides: a network's folder shows other ranks an older state
+    const auto newest =
+        newest_checkpoint(dir);  // rank 0 decides: on a network file system other ranks may see an older state
     const std::string from = of_rank_0(host_, newest ? newest->string() : "");
     return from.empty() ? std::nullopt : std::optional<std::filesystem::path>(from);
   }
@@ -251,7 +252,7 @@ class Run {
     trainer_ = std::make_unique<Trainer>(config_, host_, plan_, options_for(config_, host_));
     watchdog_.watch(&trainer_->session);
   }
-  // At a step boundary, through a checkpoint: what follows is what a resumed run would do.
+  // At a step boundary, through a checkpoint: from here on the run does what a resumed one would.
   void fall_back(std::vector<std::string> layers) {
     log_through(trainer_->steps_done());
     const std::vector<std::string> more = watch_.take_fallbacks();  // of the last step
@@ -272,7 +273,7 @@ class Run {
     const RunState r = load_checkpoint(*trainer_, *from);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
-      bad_input(from->string(), " was trained on tokens of another tokenizer than ", config_.data.train->front(),
+      bad_input(from->string(), " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
     if (r.data && r.data != data_print_)
       log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.done.samples,
@@ -282,7 +283,7 @@ class Run {
       log_warning(from->string(), " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
                   tokens_per_step(config_), ": ",
                   config_.training.steps > 0
-                      ? std::string("training.steps and the schedule count steps of either size alike")
+                      ? std::string("training.steps and the schedule count steps of either size equally")
                       : concat("step ", last, " reaches training.tokens, and the schedule goes by tokens"));
     if (r.done.step > last)
       bad_input(from->string(), " is at step ", r.done.step, ", beyond training.steps ", last,
@@ -290,7 +291,7 @@ class Run {
     if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.done.step);
   }
 
-  // A run that only counted up has not trained. A dynamic loss scale may still be on its way down.
+  // A run whose steps were all skipped has not trained; but a dynamic loss scale may still be on its way down.
   void require_progress(int64_t begin) {
     const int64_t steps = trainer_->steps_done() - begin;
     const bool falls = loss_scaling(config_.precision) == LossScaling::dynamic && trainer_->state().loss_scale > 1;

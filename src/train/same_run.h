@@ -1,5 +1,5 @@
 #pragma once
-// Ranks read config and data each for itself, and nodes may have copies of their own: that all have the same.
+// Checks that all ranks have the same config and data: each reads its own, and nodes may have different copies.
 #include <filesystem>
 #include <string>
 
@@ -15,7 +15,7 @@ bool rank_0_sees(Host&, const std::filesystem::path&);
 struct DataPrints {
   uint64_t train = 0, validation = 0;  // fingerprints
 };
-// InputError on a rank that would train otherwise than rank 0: says what differs, and how.
+// InputError on a rank whose config or data differ from rank 0's: says what differs, and how.
 void require_same_run(Host&, const RunConfig&, const DataPrints&);
 
 }  // namespace octet::BACKEND

@@ -47,7 +47,7 @@ ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {
           .weight_scaling = weight_scaling(c)};
 }
 
-// Before memory is taken: product plans are timed in it, and what cannot fit is said now.
+// Before the arenas are reserved: product plans are timed in free memory, and a run that cannot fit is refused.
 void prepare(Stream& s, Host& host, const PlanResult& plan, Purpose purpose) {
   Device& d = s.device();
   const size_t total = d.total_bytes(), used = d.used_bytes(), needed = plan.memory.total();
@@ -59,7 +59,7 @@ void prepare(Stream& s, Host& host, const PlanResult& plan, Purpose purpose) {
     if (purpose == Purpose::evaluate)
       bad_input("this needs ", human_bytes(double(needed)), "; ", d.name(), " has ",
                 human_bytes(double(total - std::min(used, total))), " free", items,
-                "\nweights hold the kv cache too: take fewer sequences at once, shorter ones, or dtype bf16");
+                "\nweights include the KV cache: use fewer or shorter sequences at once, or dtype bf16");
     bad_input("this run needs ", human_bytes(double(needed)), " on each rank; ", d.name(), " has ",
               human_bytes(double(total - std::min(used, total))), " free", items,
               "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "

@@ -1,5 +1,5 @@
 #pragma once
-// Session: a model alive on one rank's device. What training, evaluation, verification and benchmarks have in common.
+// Session: a model on one rank's device, as training, evaluation, verification and benchmarks share it.
 #include <atomic>
 
 #include "config/config.h"
@@ -30,29 +30,29 @@ class Session {
   Session(const RunConfig&, Host&, const PlanResult&, Purpose, const Device::Options& device);
   ~Session();
   Context context(Pass pass);
-  Comm* amax_group() const;          // ranks that agree on FP8 scales; null: each for itself
+  Comm* amax_group() const;          // ranks that share FP8 scales; null: each has its own
   void update_scales(Tensor state);  // of activations and gradients, once a micro-batch or step; state: the step's
   // Copies a micro-batch to the device. Tensors stay as they are until the next upload.
   DeviceBatch upload(const Batch&);
   double loss(const Samples&, int64_t first,
               int64_t count);  // mean over the valid targets of samples, all ranks together
-  Tensor loss_total() const { return sums_.part(0, {1}); }  // f64, for whoever trains without a Trainer
+  Tensor loss_total() const { return sums_.part(0, {1}); }  // f64, for training without a Trainer
 
   const RunConfig& config;
   Host& host;
   Device device;
-  Stream stream, side;  // side: for collectives, of high priority
+  Stream stream, side;  // side: for collectives, with high priority
   Arenas arenas;
 
  private:
-  int64_t degree_;                                   // ranks that share slices out
+  int64_t degree_;                                   // ranks that shard among themselves
   std::unique_ptr<Host> shard_host_, replica_host_;  // of hybrid sharding
 
  public:
   std::unique_ptr<Comm> world, own_shard, replica;  // replica: ranks that hold the same slices; null if alone
-  Comm* shard;  // ranks that share slices out; apart from world, whose scalars overtake
+  Comm* shard;  // ranks that shard among themselves; not world, whose scalar all-reduces must not queue behind it
   ExpertGroups experts;
-  std::atomic<int64_t> pulse{0};  // grows with whatever is progress, for who watches from another thread
+  std::atomic<int64_t> pulse{0};  // grows with every sign of progress; watched from another thread
   Recipe recipe;
   DelayedScaling scaling;
   ParameterStore params;

@@ -69,19 +69,18 @@ void Trainer::step(const Samples& samples) {
     if (m == 0 && examines) s.scaling.start_counting(s.stream);
     c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
-    // What ranks compute at once are neighbours: the same sequences in whatever ranks, as balancing and FP8's maxima
-    // see.
+    // Ranks compute neighbouring micro-batches at the same time, so that router balancing and amax see the same
+    // sequences together.
     const int64_t place = m * R + s.host.rank();
     c.routers.seed = random_bits(uint64_t(*config.training.seed), uint64_t(step), uint64_t(place));
     s.model.train(c, s.upload(samples.batch(done_.samples + place * M, M)), loss, factor);
-    if (m == 0 && examines) examine(s.scaling, flight.health);  // scales are oldest here; before they move on
+    if (m == 0 && examines) examine(s.scaling, flight.health);  // before the update, when scales are oldest
     if (last || config.fp8.update_every == UpdateEvery::microbatch) s.update_scales(state_);
   }
 
   s.params.sum_squares(s.stream, squares, partial_);
   s.world->all_reduce(s.stream, loss, Reduce::sum);
-  if (config.fp8.enabled &&
-      s.amax_group() != s.world.get())  // ranks that do not share maxima skip together all the same
+  if (config.fp8.enabled && s.amax_group() != s.world.get())  // ranks that do not share maxima must still skip together
     s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
   finish_gradients(s.stream, state_, config.optimizer.clip,
                    scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
@@ -112,7 +111,7 @@ void Trainer::update(double lr) {
   const OptimizerConfig& o = session.config.optimizer;
   std::vector<AdamwPiece> pieces;
   session.params.for_each_group([&](const std::string& name, const Param& p, const ParameterStore::Local& l) {
-    if (l.master.numel() == 0) return;  // all of it is other ranks'
+    if (l.master.numel() == 0) return;  // other ranks hold all of it
     uint32_t* amax = p.slot >= 0 ? session.params.weight_amax(p.slot) : nullptr;
     pieces.push_back({.master = l.master,
                       .m = l.m,

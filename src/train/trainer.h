@@ -1,5 +1,5 @@
 #pragma once
-// The training step, and what it changes: parameters, moments, scales, counters.
+// The training step and its state: parameters, moments, scales, counters.
 #include "config/schedule.h"
 #include "train/session.h"
 
@@ -7,7 +7,7 @@ namespace octet::BACKEND {
 
 struct StepReport {    // of one finished step
   int64_t step = 0;    // counted from 1
-  int64_t tokens = 0;  // that all ranks have taken until its end
+  int64_t tokens = 0;  // of all ranks until its end
   double loss = 0, lr = 0, seconds = 0;
   StepState state;
   HealthReport health;  // of FP8, where log.fp8_every asks for it (then health.step is step); of this rank
@@ -29,7 +29,7 @@ class Trainer {
   Session session;
 
  private:
-  struct InFlight;  // host side of a step: its events and the record that comes home
+  struct InFlight;  // host side of a step: its events and the copy of its StepState
   void update(double lr);
   void examine(DelayedScaling&, HealthReport&);
   Tensor record(size_t offset, DType, int64_t count) const;  // a field of the state on the device

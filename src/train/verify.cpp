@@ -1,4 +1,4 @@
-// octet verify: this program against reference values of another one, at the tolerances of a reader who trusts neither.
+// octet verify: compares this program with another one's reference values.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -67,7 +67,7 @@ std::pair<Limit, double> of_largest(const std::vector<double>& reference, double
   return {Limit::absolute, tolerance * largest};
 }
 
-// Device memory that no plan knows of.
+// Device memory outside the plan.
 class Extra {
  public:
   Extra(Session& s, DType t, Shape shape) : session_(s), tensor{nullptr, t, shape} {
@@ -141,8 +141,8 @@ class RouterCheck {
 
 HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
-// Where the reference's gradient of our parameter lies: under its own name (transformers 4), or as transformers 5 calls
-// and merges it.
+// Where the reference's gradient of our parameter is: under its own name (transformers 4), or under the name of the
+// merged tensor (transformers 5).
 Slice gradient_of(const SafetensorsFile& expected, const std::string& name, int64_t numel) {
   if (expected.find("grad." + name)) return {"grad." + name, 0, numel};
   return find_expected_gradient(name, numel);
@@ -298,7 +298,7 @@ std::vector<VerifyLine> verify_run(const RunConfig& given, Host& host, const Pla
   Report report(host, is_half(config));
   config.model.router_jitter = 0;  // no two programs draw the same noise
   if (!request.expected.empty()) check_expected(config, host, planner, request, report);
-  const bool wanders = config.model.num_experts > 0 && is_half(config);  // tokens, to other experts
+  const bool wanders = config.model.num_experts > 0 && is_half(config);  // tokens may be routed to other experts
   if (!request.trajectory.empty() && !wanders) check_trajectory(config, host, planner, request, report);
   return report.lines;
 }

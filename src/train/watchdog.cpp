@@ -116,7 +116,7 @@ void Watchdog::listen() {
   } catch (const Error& e) { end_job(concat(e.what(), " in ", where())); }
 }
 
-// From this thread, whatever the other one waits for. Ranks that are threads end together.
+// Called on the watchdog's thread, whatever the training thread waits for. Ranks that are threads end together.
 void Watchdog::end_job(const std::string& why) const {
   const std::string line = concat("rank ", host_.rank(), ": octet: ", why, "\n");
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) std::perror("octet");

@@ -1,5 +1,5 @@
 #pragma once
-// Watchdog: ends the job when this rank makes no progress for too long, so that no job hangs on to its GPUs.
+// Watchdog: ends the job when this rank makes no progress for too long, so that a hung job does not occupy its GPUs.
 //
 //   phase        longest silence (w: parallel.watchdog_seconds)   progress is
 //   start        40 w                                             the next phase; the first two steps belong to it
@@ -26,7 +26,7 @@ class Watchdog {
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   void enter(Phase, int64_t step);        // the rank goes on to this
-  void watch(Session*);                   // its pulse, and its collectives for errors; null: nobody's any more
+  void watch(Session*);                   // its pulse, and its collectives for errors; null: none any more
   Phase phase() const { return phase_; }  // for the thread that enters them
   std::string where() const;              // "checkpoint at step 7"
   double limit() const;                   // seconds of silence that end the job now

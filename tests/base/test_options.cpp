@@ -134,7 +134,7 @@ TEST(Options, ValuesOutOfRangeAreRefusedWithTheRange) {
             std::string::npos);
   EXPECT_NE(refusal_of(R"({"steps": 1e300})").find("out of range of a 64-bit integer"), std::string::npos);
   EXPECT_EQ(refusal_of(R"({"colour": "gren"})"),
-            R"(a.json: sample.colour: "gren" is none of red | green; did you mean green?)");
+            R"(a.json: sample.colour: "gren" is not one of red | green; did you mean green?)");
 }
 
 TEST(Options, UnknownKeysAreRefusedWithASuggestion) {
@@ -146,9 +146,9 @@ TEST(Options, UnknownKeysAreRefusedWithASuggestion) {
 TEST(Options, TheSameOptionTwiceIsRefused) {
   EXPECT_EQ(refusal_of(R"({"steps": 1, "count": 2})"),
             "a.json: sample.count and sample.steps are the same option; keep one of them");
-  EXPECT_EQ(refusal_of(R"({"steps": 1, "steps": 1})"), "a.json: steps stands twice; keep one of them");
+  EXPECT_EQ(refusal_of(R"({"steps": 1, "steps": 1})"), "a.json: steps appears twice; keep one of them");
   EXPECT_EQ(refusal([] { parse_json(R"({"a": [{"b": {"c": 1, "d": 2, "c": 3}}]})", "a.json"); }),
-            "a.json: a.b.c stands twice; keep one of them");
+            "a.json: a.b.c appears twice; keep one of them");
   EXPECT_EQ(refusal([] { parse_json(R"([{"b": 1}, {"b": 1}])", "a.json"); }), "");
 }
 

@@ -53,7 +53,7 @@ TEST(ConfigErrors, OptionsThatContradict) {
                  {"precision.loss_scale", "1e+300"});
   expect_refused(octet_says({"plan", kTiny, "--target", "h100", "precision.param_dtype=fp16"}),
                  {"precision.param_dtype=fp16", "CPU engine only", "use bf16"});
-  expect_refused(octet_says({"train", kTiny, "--json"}), {"--json goes with --dry-run"});
+  expect_refused(octet_says({"train", kTiny, "--json"}), {"--json needs --dry-run"});
 }
 
 TEST(ConfigErrors, MissingTokenFile) {
@@ -85,7 +85,7 @@ TEST(ConfigErrors, ATokenizerThatIsNotThatOfTheTokens) {
   const TinyRun tiny;
   const std::string other = "data.tokenizer=" + tiny.path("other.model");
   tiny.folder().write("other.model", read_file(tiny.path("tokenizer.model")) + "x");
-  expect_refused(tiny.train({other}), {"other.model", "another tokenizer", "train.tokens"});
+  expect_refused(tiny.train({other}), {"other.model", "not the tokenizer", "train.tokens"});
   EXPECT_FALSE(std::filesystem::exists(tiny.path("run")));
   expect_done(tiny.train({other, "checkpoint.dir="}), {"step 10/10"});  // nobody keeps it
 }

@@ -52,13 +52,13 @@ TEST_F(Decode, TokensOfTheTextAreTheTokens) {
   EXPECT_TRUE(content("a.tokens") == content("b.tokens"));
   const Ran warned = decode("a.tokens", {"--out", tiny.path("b.txt")});
   expect_done(warned);
-  EXPECT_TRUE(has(warned.err, "hold the separator")) << warned;
+  EXPECT_TRUE(has(warned.err, "contain the separator")) << warned;
 }
 
 TEST_F(Decode, RefusesWhatDoesNotBelongTogether) {
   expect_refused(decode("tokenizer.model", {}), {"not a token file"});
   expect_refused(decode("none.tokens", {}), {"none.tokens"});
-  expect_refused(decode("train.tokens", {"--no-bos"}), {"--no-bos", "without --decode"});
+  expect_refused(decode("train.tokens", {"--no-bos"}), {"--no-bos", "with --decode"});
   expect_done(octet_says({"tokenizer", "--input", small_text(), "--vocab-size", "390", "--out", tiny.path("b.model")}));
   expect_refused(
       octet_says({"tokenize", "--decode", "--tokenizer", tiny.path("b.model"), "--input", tiny.path("train.tokens")}),

@@ -229,7 +229,7 @@ TEST(ExitCodes, AnOutputThatIsAlsoReadIsBadInput) {
            {"tokenize", "--tokenizer", tokenizer, "--input", text, "--out", tokenizer},
            {"tokenize", "--decode", "--tokenizer", tokenizer, "--input", tokens, "--out", tokens}}) {
     const std::string before = read_file(words.back());
-    expect_refused(octet_says(words), {fs::path(words.back()).filename(), "also read"});
+    expect_refused(octet_says(words), {fs::path(words.back()).filename(), "also an input"});
     EXPECT_TRUE(read_file(words.back()) == before) << words.back();
   }
 }

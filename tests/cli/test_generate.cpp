@@ -242,7 +242,7 @@ TEST_F(Generate, RefusesWhatItCannotDo) {
   expect_refused(says(other, {"--prompt-ids", "1", "--stop-ids", "5,128"}), {"--stop-ids: 128"});
   expect_refused(says(model, {"--prompt", std::string(100'000, 'a')}), {"shorten"});
   expect_refused(says(model, {"--prompt", "x", "-" + std::string(100'000, 'a')}), {"unknown option -aaa"});
-  expect_refused(says(model, {"--prompt", "", "--no-bos"}), {"empty prompt"});
+  expect_refused(says(model, {"--prompt", "", "--no-bos"}), {"prompt is empty"});
   std::string many = "1";
   for (int i = 0; i < 127; ++i) many += ",1";
   expect_refused(says(other, {"--prompt-ids", many}), {"128", "shorten"});

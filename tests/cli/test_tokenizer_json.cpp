@@ -60,7 +60,7 @@ TEST(TokenizerJson, AnotherOneIsRefusedAndInspectShowsIt) {
   const std::string tokens = tiny.path("neox.tokens");
   expect_done(octet_says({"tokenize", "--tokenizer", kNeox, "--input", small_text(), "--out", tokens}));
   expect_refused(tiny.train({"data.train=[\"" + tokens + "\"]", "data.tokenizer=" + kLlama3, "model.vocab_size=405"}),
-                 {"llama3", "another tokenizer"});
+                 {"llama3", "not the tokenizer"});
   expect_done(octet_says({"inspect", kLlama3}), {"tokenizer (tokenizer.json)", "405", "bos 400, eos 401"});
   expect_done(octet_says({"inspect", tokens, "--tokenizer", kNeox, "--documents", "1"}), {"marsh"});
   expect_refused(octet_says({"inspect", tiny.path("config.json")}), {"config.json", "tokenizer.json"});

@@ -110,7 +110,7 @@ TEST(Train, AnotherTokenizerIsRefused) {
       octet_says({"tokenizer", "--input", small_text(), "--vocab-size", "390", "--out", tiny.path("other.model")}));
   expect_done(octet_says({"tokenize", "--tokenizer", tiny.path("other.model"), "--input", small_text(), "--out",
                           tiny.path("other.tokens")}));
-  expect_refused(tiny.train({"training.steps=12", "data.train=" + tiny.path("other.tokens")}), {"another tokenizer"});
+  expect_refused(tiny.train({"training.steps=12", "data.train=" + tiny.path("other.tokens")}), {"different tokenizer"});
 }
 
 TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
@@ -249,7 +249,7 @@ TEST(Tokenize, JsonlTextAndBadInput) {
   expect_refused(octet_says({"tokenize", "--tokenizer", small_text(), "--input", small_text(), "--out", out}),
                  {"saltmarsh.txt"});
   expect_refused(octet_says({"tokenize", "--tokenizer", model, "--input", tiny.path("train.tokens"), "--out", out}),
-                 {"train.tokens", "is a token file, no text"});
+                 {"train.tokens", "is a token file, not text"});
   EXPECT_GT(std::filesystem::file_size(out), 128u);  // what stood there is whole
 }
 

@@ -144,7 +144,7 @@ TEST(Config, UnknownKeysAreRefusedWithASuggestion) {
   EXPECT_EQ(refusal_of_text(R"({"training": {"lr": 3}})"),
             "run.json: training.lr: unknown option; did you mean schedule.lr?");
   EXPECT_EQ(refusal_of_text(R"({"training": {"steps": 3, "steps": 4}})"),
-            "run.json: training.steps stands twice; keep one of them");
+            "run.json: training.steps appears twice; keep one of them");
   EXPECT_EQ(refusal_of({"traning.steps=3"}),
             "command line: traning: unknown section or option; did you mean training?");
   EXPECT_EQ(refusal_of({"training.stpes=3"}),
@@ -156,13 +156,14 @@ TEST(Config, BadValuesAreRefusedWithTheirPlace) {
   EXPECT_EQ(refusal_of({"training.steps=ten"}), R"(command line: training.steps: expected an integer, got "ten")");
   EXPECT_EQ(refusal_of({"training.steps"}),
             R"(command line: "training.steps": expected section.key=value, for example training.steps=100)");
-  EXPECT_EQ(refusal_of({"device=cp"}), R"(command line: device: "cp" is none of auto | cuda | cpu; did you mean cpu?)");
+  EXPECT_EQ(refusal_of({"device=cp"}),
+            R"(command line: device: "cp" is not one of auto | cuda | cpu; did you mean cpu?)");
   EXPECT_EQ(refusal_of({"fp8.amax_history_len=0"}),
             "command line: fp8.amax_history_len: 0 is out of range; it must be between 1 and 65536");
   EXPECT_EQ(refusal_of({"fp8.margin=-1"}),  // every cast would saturate
             "command line: fp8.margin: -1 is out of range; it must be between 0 and 32");
   EXPECT_EQ(refusal_of({"fp8.amax_compute_algo=mean"}),
-            R"(command line: fp8.amax_compute_algo: "mean" is none of max | most_recent)");
+            R"(command line: fp8.amax_compute_algo: "mean" is not one of max | most_recent)");
   EXPECT_EQ(refusal_of({"parallel.zero_stage=4"}),
             "command line: parallel.zero_stage: 4 is out of range; it must be between 0 and 3");
   EXPECT_EQ(refusal_of_text("[]"), "run.json: expected an object of sections, got []");
@@ -181,12 +182,12 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
          "training.seq_len (257) is longer than the model's range: "
          "model.max_position_embeddings is 256");
   expect({"training.micro_batch_size=3"},
-         "training.global_batch_size (32) is no multiple of training.micro_batch_size (3)");
+         "training.global_batch_size (32) is not a multiple of training.micro_batch_size (3)");
   expect({"training.micro_batch_size=8"},
          "training.global_batch_size (32) is no multiple of training.micro_batch_size (8) times 3 ranks", 3);
   expect({"schedule.min_lr=1"}, "schedule.min_lr (1) is above schedule.lr (0.0003)");
   expect({"data.train=[\"a\",\"b\"]", "data.weights=[1]"}, "data.weights has 1 entries for 2 of data.train");
-  expect({"precision.master_dtype=fp64"}, "precision.master_dtype: fp64 goes with precision.param_dtype fp64 only");
+  expect({"precision.master_dtype=fp64"}, "precision.master_dtype: fp64 needs precision.param_dtype fp64");
   expect({"fp8.format=E5M2"}, "fp8.format: \"E5M2\" is not supported: no hardware multiplies E5M2 by E5M2; use HYBRID");
   expect({"fp8.fp8_dpa=true"}, "fp8.fp8_dpa: attention in FP8 is not supported: on Hopper it is slower");
   expect({"fp8.fp8_mha=true"}, "fp8.fp8_mha: attention in FP8 is not supported");
@@ -194,9 +195,9 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
   expect({"fp8.reduce_amax=false", "fp8.reduce_group=world"},
          "fp8.reduce_amax (false) contradicts fp8.reduce_group (world); give one of them");
   expect({"fp8.enabled=true", "precision.param_dtype=fp16"},
-         "fp8.enabled goes with precision.param_dtype bf16 or fp32, not with fp16");
+         "fp8.enabled needs precision.param_dtype bf16 or fp32, not fp16");
   expect({"fp8.enabled=true", "training.seq_len=250"},
-         "fp8.enabled: training.micro_batch_size times training.seq_len (250 tokens) is no multiple of 16");
+         "fp8.enabled: training.micro_batch_size times training.seq_len (250 tokens) is not a multiple of 16");
   expect({"fp8.enabled=true", "fp8.bf16_first_layers=2", "fp8.bf16_last_layers=2"},
          "fp8.bf16_first_layers (2) and fp8.bf16_last_layers (2) leave none of the 4 blocks in FP8");
   expect({"fp8.moe_per_expert_scales=true"}, "fp8.moe_per_expert_scales: the model has no experts");

@@ -185,7 +185,7 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
         << more << ": " << refusal_of(with(llama(), more));
   };
   expect(R"({"rope_scaling": {"type": "longrope", "factor": 2}})",
-         R"(rope_type: "longrope" is none of default | linear)");
+         R"(rope_type: "longrope" is not one of default | linear)");
   expect(R"({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}})", R"(rope_type: "llama3" needs a factor)");
   expect(R"({"rope_scaling": {"type": "linear", "factor": 0.5}})", "rope_factor: 0.5 is out of range");
   expect(R"({"rope_scaling": {"factor": 2}})", "rope_factor: 2.0 is not used by rope_type default");
@@ -206,14 +206,15 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   expect(R"({"num_local_experts": 4})", "num_local_experts: 4 is for mixtral only; this model is llama");
   expect(R"({"router_aux_loss_per_layer": true})", "router_aux_loss_per_layer: true is for mixtral only");
   expect(R"({"num_key_value_heads": 3})", "num_key_value_heads: 3 does not divide num_attention_heads (2)");
-  expect(R"({"num_attention_heads": 3})", "hidden_size: 32 is no multiple of num_attention_heads (3); give head_dim");
+  expect(R"({"num_attention_heads": 3})",
+         "hidden_size: 32 is not a multiple of num_attention_heads (3); give head_dim");
   expect(R"({"head_dim": 15})", "head_dim: 15 is odd");
   expect(R"({"vocab_size": null})", "vocab_size is missing or 0");
-  expect(R"({"vocab_size": 2, "bos_token_id": 0})", "eos_token_id: 2 is no id below vocab_size (2)");
+  expect(R"({"vocab_size": 2, "bos_token_id": 0})", "eos_token_id: 2 is not an id below vocab_size (2)");
   expect(R"({"vocab_size": -1})", "vocab_size: -1 is out of range");
   expect(R"({"vocab_size": 1000000000})", "vocab_size: 1000000000 is out of range; it must be between 0 and 16777216");
   expect(R"({"hidden_size": "32"})", R"(hidden_size: expected an integer, got "32")");
-  expect(R"({"model_type": "gpt2"})", R"(model_type: "gpt2" is none of llama | gpt_neox | mixtral)");
+  expect(R"({"model_type": "gpt2"})", R"(model_type: "gpt2" is not one of llama | gpt_neox | mixtral)");
   json without = llama();
   without.erase("model_type");
   EXPECT_EQ(refusal_of(without).find("config.json: model_type is missing; give llama | gpt_neox | mixtral"), 0u);

@@ -223,7 +223,7 @@ TEST(Fp8Layer, WhatStaysOutOfFp8IsReportedWithItsReason) {
   EXPECT_EQ(line({}), "w  fprop e4m3*e4m3  dgrad e5m2*e4m3  wgrad e5m2*e4m3");
   EXPECT_EQ(line({"fp8.format=E4M3"}), "w  fprop e4m3*e4m3  dgrad e4m3*e4m3  wgrad e4m3*e4m3");
   const std::string kept = "w  fprop f32  dgrad f32  wgrad f32  (";
-  EXPECT_EQ(line({}, 40), kept + "its shape (40, 32) is no multiple of 16)");
+  EXPECT_EQ(line({}, 40), kept + "its shape (40, 32) is not a multiple of 16)");
   EXPECT_EQ(line({"fp8.exclude=[\"w\"]"}), kept + "fp8.exclude)");
   EXPECT_EQ(line({"fp8.bf16_first_layers=1"}, 32, 0), kept + "fp8.bf16_first_layers)");
   EXPECT_EQ(line({"fp8.bf16_first_layers=1"}), line({}));

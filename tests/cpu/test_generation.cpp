@@ -119,7 +119,7 @@ TEST(Generation, LoadedWeightsAreThoseOfTraining) {
 
 json golden_cases(const std::string& model) { return json::parse(read_file(golden(model + "/generate.json"))); }
 
-// batch: prompts that are computed together, of unequal lengths.
+// batch: prompts computed together, of unequal lengths.
 void expect_transformers_tokens(const std::string& model, double penalty, int64_t batch) {
   SCOPED_TRACE(model);
   const json expected = golden_cases(model);

@@ -143,7 +143,7 @@ TEST(TokenFile, OneThatIsCutShortUnderWayIsNamed) {
       use();
       ADD_FAILURE() << "nothing was thrown";
     } catch (const SystemError& e) {
-      for (const char* part : {"good'", "cut from", "to 5000 bytes", "put the whole file back"})
+      for (const char* part : {"good'", "shrank from", "to 5000 bytes", "restore the whole file"})
         EXPECT_TRUE(has(e.what(), part)) << e.what();
       EXPECT_EQ(e.exit_code(), 3);
     }

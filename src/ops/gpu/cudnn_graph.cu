@@ -3,7 +3,7 @@
 namespace octet::BACKEND::cudnn {
 
 Descriptor& Graph::describe(int64_t uid, cudnnDataType_t type, const Dims& dim, const Dims& stride) {
-  constexpr int64_t kFirstOwnUid = 100;  // of tensors that have no memory, but must have a name
+  constexpr int64_t kFirstOwnUid = 100;  // of tensors without memory, which need an id too
   if (uid) uids_.push_back(uid);
   Descriptor& t = add(CUDNN_BACKEND_TENSOR_DESCRIPTOR).set(CUDNN_ATTR_TENSOR_DATA_TYPE, type);
   t.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, uid ? uid : kFirstOwnUid + int64_t(descriptors_.size()));

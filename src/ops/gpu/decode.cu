@@ -139,7 +139,7 @@ void attention_decode(Stream& s, Tensor o, Tensor qkv, const DecodeAttention& a)
 
 void attention_step(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAttention& a) {
   if (rope_table.shape[1] % 8 == 0 && aligned({rope_table.data})) return attend(s, o, qkv, rope_table, a);
-  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});  // R/2 is no multiple of 8
+  rope_forward(s, qkv, {.table = rope_table, .heads = a.heads, .start = a.position});  // R/2 is not a multiple of 8
   kv_append(s, {.kv = a.kv, .heads = a.heads, .start = a.position}, qkv);
   attention_decode(s, o, qkv, a);
 }

@@ -1,8 +1,8 @@
 // d (M,N) = a (M,K) b (N,K)^T [+ bias] [+ residual] [+ d] for M <= 16, bf16 factors, sums in fp32 and in a fixed order.
 //
 // A thread block takes 16 or 32 rows of b. K is split over its warps: they take pieces of 64 k (a line of memory) in
-// turn, each in two halves, and their sums are added in shared memory. In mma.sync (m16n8k16) b is the left factor (16
-// rows), a the right one (8 columns). The order of k within a fragment does not matter as long as both factors agree,
+// turn, each in two halves, and their sums are added in shared memory. In mma.sync (m16n8k16) b is the A operand (16
+// rows), a the B operand (8 columns). The order of k within a fragment does not matter as long as both factors agree,
 // so each thread loads 16 bytes of a row: k = 8t .. 8t+7 of its half piece, four for a first mma and four for a second.
 // Loads run ahead in registers, in a ring of kDepth half pieces; with b_ready (ops.h) the first ones of b are
 // issued before the kernels ahead have ended.

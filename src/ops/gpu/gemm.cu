@@ -61,7 +61,7 @@ void add_bias(Stream& s, Tensor d, Tensor bias) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-// K == 0: d is what the empty sum is added to.
+// K == 0: the product is zero, only the addends remain.
 void empty_product(Stream& s, const GemmArgs& g) {
   if (g.accumulate) return;
   if (g.residual) copy(s, g.d, g.residual);

@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Route m, const fl
   for (int e = 0; e < m.E; ++e) sum += p[e] = expf(x[e] - largest);
   for (int e = 0; e < m.E; ++e) p[e] /= sum;
   m.lse[n] = largest + logf(sum);
-  const auto value = [&](int e) { return c[e] == c[e] ? c[e] : INFINITY; };  // an order of all, so that experts differ
+  const auto value = [&](int e) {
+    return c[e] == c[e] ? c[e] : INFINITY;
+  };  // NaN as infinity: a total order, so that the K experts differ
   int before = -1;
   for (int k = 0; k < m.K; ++k) {  // the next one in the order of falling value, then rising index
     int best = -1;

@@ -21,7 +21,7 @@ struct NormBackward {
   int C;
 };
 
-struct Team {  // the threads of a row
+struct Team {  // the whole warps that share a row
   int threads, index, rank;
   __device__ explicit Team(int size) : threads(size), index(threadIdx.x / size), rank(threadIdx.x % size) {}
   __device__ void wait() const {  // bar.sync wants whole warps
