@@ -91,7 +91,7 @@ class Reader {
   std::vector<std::string> paths_, sections_;
 };
 
-void apply_preset(RunConfig& config) {  // FP8.md §10
+void apply_preset(RunConfig& config) {
   Fp8Config& fp8 = config.fp8;
   if (fp8.preset == Fp8Preset::none) return;
   const bool te = fp8.preset == Fp8Preset::te;

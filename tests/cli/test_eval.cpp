@@ -73,16 +73,7 @@ TEST(EvalFolder, LossIsThatOfTransformersLogits) {
   }
 }
 
-class Eval : public testing::Test {  // one training for all tests
- protected:
-  static void SetUpTestSuite() {
-    run_ = new TinyRun;
-    expect_done(run_->train());
-  }
-  static void TearDownTestSuite() { delete run_; }
-  static std::string path(const std::string& name) { return run_->path(name); }
-  static inline TinyRun* run_ = nullptr;
-};
+using Eval = TrainedRun;
 
 TEST_F(Eval, TextAndItsTokenFileAreTheSame) {
   const json tokens = report(path("run"), {"--data", path("train.tokens"), "--seq-len", "32"});

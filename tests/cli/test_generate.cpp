@@ -14,17 +14,7 @@ std::vector<std::string> generate(const std::string& model, std::vector<std::str
 }
 Ran says(const std::string& model, std::vector<std::string> more) { return run(generate(model, std::move(more))); }
 
-class Trained : public testing::Test {  // one training for all tests
- protected:
-  static void SetUpTestSuite() {
-    run_ = new TinyRun;
-    expect_done(run_->train());
-  }
-  static void TearDownTestSuite() { delete run_; }
-  static std::string path(const std::string& name) { return run_->path(name); }
-  static inline TinyRun* run_ = nullptr;
-};
-using Generate = Trained;
+using Generate = TrainedRun;
 
 TEST_F(Generate, GoesOnWithTextFromACheckpointOrARunsFolder) {
   const Ran newest = says(path("run"), {"--prompt", "The ", "--max-new-tokens", "25"});

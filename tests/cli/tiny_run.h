@@ -51,4 +51,15 @@ class TinyRun {
   json config_;
 };
 
+class TrainedRun : public testing::Test {  // a TinyRun that was trained once for all tests
+ protected:
+  static void SetUpTestSuite() {
+    run_ = new TinyRun;
+    expect_done(run_->train());
+  }
+  static void TearDownTestSuite() { delete run_; }
+  static std::string path(const std::string& name) { return run_->path(name); }
+  static inline TinyRun* run_ = nullptr;
+};
+
 }  // namespace octet

@@ -66,7 +66,7 @@ std::vector<double> identity(int64_t n, double times = 1) {
   return w;
 }
 
-// FP8.md 6.8, test 7. Of maxima of 1.75 scales are 256: no rounding but that of FP8.
+// Of maxima of 1.75 scales are 256: no rounding but that of FP8.
 TEST(Fp8Layer, ASpikeSaturatesExactlyAndTheNextScaleIsRight) {
   Layer layer(layer_config({"fp8.amax_history_len=4"}), 32, 32);
   layer.set_weights(identity(32, 1.75));
@@ -198,7 +198,7 @@ TEST(Fp8Layer, EachProductCanBeKeptOutOfFp8) {
   }
 }
 
-// FP8.md 6.8, test 5: 28.7 dB and 24.8 dB are expected of normal values.
+// 28.7 dB and 24.8 dB are expected of normal values.
 TEST(Fp8Layer, ProductsKeepTheirSignalToNoiseRatio) {
   Layer layer(layer_config({}), 128, 256);
   Lab& lab = layer.lab();
