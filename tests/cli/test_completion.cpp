@@ -15,20 +15,20 @@ std::string offered(const std::string& words, int count) {
 
 }  // namespace
 
-TEST(Completion, Commands) {
+TEST(Completion, OffersCommands) {
   EXPECT_EQ(offered("octet ex", 2), "export\n");
   EXPECT_EQ(offered("octet tok", 2), "tokenizer tokenize\n");
   EXPECT_TRUE(has(offered("octet help con", 3), "config"));
 }
 
-TEST(Completion, OptionsAndTheirValues) {
+TEST(Completion, OffersOptionsAndTheirValues) {
   EXPECT_EQ(offered("octet export x --max", 4), "--max-shard-size\n");
   EXPECT_EQ(offered("octet export x --dtype b", 5), "bfloat16\n");
   EXPECT_EQ(offered("octet verify x --device ''", 5), "auto cpu cuda\n");
   EXPECT_EQ(offered("octet export x --out ''", 5), "\n");  // names of files
 }
 
-TEST(Completion, KeysOfAConfigAndTheirValues) {
+TEST(Completion, OffersKeysOfAConfigAndTheirValues) {
   EXPECT_EQ(offered("octet train c.json training.ste", 4), "training.steps=\n");
   EXPECT_EQ(offered("octet train c.json device = c", 6), "cuda cpu\n");
   EXPECT_EQ(offered("octet train c.json fp8.enabled =", 5), "true false\n");

@@ -13,7 +13,7 @@ Ran with_config(const std::string& text) {
 
 }  // namespace
 
-TEST(ConfigErrors, MissingFile) { expect_refused(octet_says({"train", "no/such.json"}), {"no/such.json"}); }
+TEST(ConfigErrors, AMissingFileIsNamed) { expect_refused(octet_says({"train", "no/such.json"}), {"no/such.json"}); }
 
 TEST(ConfigErrors, UnknownKeysHaveSuggestions) {
   expect_refused(octet_says({"train", kTiny, "training.stepps=5"}),
@@ -24,7 +24,7 @@ TEST(ConfigErrors, UnknownKeysHaveSuggestions) {
   expect_refused(with_config(R"({"model": {"preset": "tiny-lama"}})"), {"tiny-lama", "tiny-llama"});
 }
 
-TEST(ConfigErrors, MistypedValues) {
+TEST(ConfigErrors, MistypedValuesAreRefused) {
   expect_refused(octet_says({"train", kTiny, "training.steps=many"}),
                  {"training.steps", "expected an integer", "many"});
   expect_refused(octet_says({"train", kTiny, "schedule.lr=-1"}), {"schedule.lr", "out of range"});
@@ -33,12 +33,12 @@ TEST(ConfigErrors, MistypedValues) {
   expect_refused(octet_says({"train", kTiny, "training.steps=5", "nonsense"}), {"nonsense", "section.key=value"});
 }
 
-TEST(ConfigErrors, DuplicateKeysAndBrokenJson) {
+TEST(ConfigErrors, DuplicateKeysAndBrokenJsonAreRefused) {
   expect_refused(with_config(R"({"training": {"steps": 5, "steps": 6}})"), {"c.json", "steps"});
   expect_refused(with_config("{\n  \"training\": {\"steps\": }\n}"), {"c.json:2:"});
 }
 
-TEST(ConfigErrors, MissingKeys) {
+TEST(ConfigErrors, MissingKeysAreNamed) {
   expect_refused(with_config(R"({"training": {"steps": 5}})"), {"model is missing"});
   expect_refused(with_config(R"({"model": {"preset": "tiny-llama"}, "training": {"steps": 5}})"),
                  {"data.train is missing", "octet tokenize"});
@@ -46,7 +46,7 @@ TEST(ConfigErrors, MissingKeys) {
                  {"training.steps or training.tokens is missing"});
 }
 
-TEST(ConfigErrors, OptionsThatContradict) {
+TEST(ConfigErrors, OptionsThatContradictAreRefused) {
   expect_refused(octet_says({"train", kTiny, "training.seq_len=512"}), {"training.seq_len", "256"});
   expect_refused(octet_says({"train", kTiny, "--ranks", "3"}), {"global_batch_size", "3 ranks"});
   expect_refused(octet_says({"train", kTiny, "precision.loss_scaling=static", "precision.loss_scale=1e300"}),
@@ -56,11 +56,11 @@ TEST(ConfigErrors, OptionsThatContradict) {
   expect_refused(octet_says({"train", kTiny, "--json"}), {"--json needs --dry-run"});
 }
 
-TEST(ConfigErrors, MissingTokenFile) {
+TEST(ConfigErrors, AMissingTokenFileIsNamed) {
   expect_refused(octet_says({"train", kTiny, "data.train=no/such.tokens"}), {"no/such.tokens"});
 }
 
-TEST(ConfigErrors, ANameOfNoConfig) {
+TEST(ConfigErrors, ANameOfNoConfigGetsASuggestion) {
   const auto says = [](const std::string& folder, const std::string& config) {
     return run({"sh", "-c", concat("cd '", folder, "' && ", OCTET_BINARY, " plan '", config, "'")});
   };
@@ -76,12 +76,12 @@ TEST(ConfigErrors, ANameOfNoConfig) {
                  {"tiny_llama.json: model.config", "no/such/config.json"});
 }
 
-TEST(ConfigErrors, ASectionForAnOption) {
+TEST(ConfigErrors, ASectionIsNoOption) {
   expect_refused(octet_says({"plan", kTiny, "training=5"}),
                  {"training is a section", "training.", "octet help config"});
 }
 
-TEST(ConfigErrors, ATokenizerThatIsNotThatOfTheTokens) {
+TEST(ConfigErrors, ATokenizerThatDidNotMakeTheTokensIsRefused) {
   const TinyRun tiny;
   const std::string other = "data.tokenizer=" + tiny.path("other.model");
   tiny.folder().write("other.model", read_file(tiny.path("tokenizer.model")) + "x");
@@ -90,7 +90,7 @@ TEST(ConfigErrors, ATokenizerThatIsNotThatOfTheTokens) {
   expect_done(tiny.train({other, "checkpoint.dir="}), {"step 10/10"});  // nobody keeps it
 }
 
-TEST(ConfigErrors, DeviceThatIsNotThere) {
+TEST(ConfigErrors, ADeviceThatIsNotThereIsRefused) {
   const Ran r = octet_says({"bench", kTiny, "device=cuda", "--steps", "1", "--warmup", "0"});
   if (r.code == 0) GTEST_SKIP() << "there is a GPU";
   expect_refused(r, {"device=cpu"});

@@ -42,7 +42,7 @@ class DamagedCheckpoint : public testing::Test {
   const TinyRun tiny_;
 };
 
-TEST_F(DamagedCheckpoint, ABitOfAWeightOrAMoment) {
+TEST_F(DamagedCheckpoint, AChangedBitOfAWeightOrAMomentIsFound) {
   for (const auto& [file, tensor] : std::vector<std::pair<std::string, std::string>>{
            {"model.safetensors", "model.embed_tokens.weight"},
            {"model.safetensors", "model.norm.weight"},
@@ -53,7 +53,7 @@ TEST_F(DamagedCheckpoint, ABitOfAWeightOrAMoment) {
   expect_done(resume(), {"resumed from " + tiny_.path("run/step-00000010")});
 }
 
-TEST_F(DamagedCheckpoint, OnManyRanks) {
+TEST_F(DamagedCheckpoint, AChangedBitIsFoundOnManyRanks) {
   const std::string file = "model.safetensors", tensor = "model.layers.0.self_attn.q_proj.weight";
   for (const char* stage : {"parallel.zero_stage=3", "parallel.zero_stage=0"})  // slices of it; the whole on each
     with_flipped(file, byte_of(file, tensor), 3, [&] {
@@ -64,14 +64,14 @@ TEST_F(DamagedCheckpoint, OnManyRanks) {
                 {"step 12/12"});
 }
 
-TEST_F(DamagedCheckpoint, ASmallFile) {
+TEST_F(DamagedCheckpoint, AChangedSmallFileIsFound) {
   const std::string state = read_file(newest("state.json"));
   const size_t samples = state.find(':', state.find("\"samples\"")) + 2;  // a digit: it stays a fine number
   with_flipped("state.json", samples, 0, [&] { expect_damaged(resume(), "state.json", "checksums.json"); });
   with_flipped("state.json", state.find('{'), 0, [&] { expect_damaged(resume(), "state.json", "damaged"); });
 }
 
-TEST_F(DamagedCheckpoint, AFileThatWasCut) {
+TEST_F(DamagedCheckpoint, ATruncatedFileIsFound) {
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     const std::string whole = read_file(newest(file));
     for (const size_t size : {size_t(0), whole.size() / 2, whole.size() - 1}) {
@@ -84,7 +84,7 @@ TEST_F(DamagedCheckpoint, AFileThatWasCut) {
 }
 
 // Also of what a resume does without, and of what only readers after it would miss.
-TEST_F(DamagedCheckpoint, AnyOfItsFilesThatIsMissingOrAnother) {
+TEST_F(DamagedCheckpoint, AnyFileThatIsMissingOrAnotherIsFound) {
   for (const char* file :
        {"config.json", "tokenizer.model", "state.json", "model.safetensors", "optimizer.safetensors"}) {
     SCOPED_TRACE(file);
@@ -109,7 +109,7 @@ TEST_F(DamagedCheckpoint, AnyOfItsFilesThatIsMissingOrAnother) {
   EXPECT_TRUE(has(r.err, "the optimizer starts without its moments")) << r;
 }
 
-TEST_F(DamagedCheckpoint, TheChecksumsThemselves) {
+TEST_F(DamagedCheckpoint, DamagedChecksumsAreFound) {
   const std::string sums = read_file(newest("checksums.json"));
   const std::string tensor = "lm_head.weight";
   const size_t digit = sums.find(':', sums.find("\"" + tensor + "\"")) + 3;

@@ -142,7 +142,7 @@ TEST(Verify, NoNoiseOnRouters) {
   expect_done(octet_says({"verify", model, "--device", "cpu"}), {"step 19 aux loss", "0 beyond"});
 }
 
-TEST(Verify, ShardedFilesAndNamedExpectedValues) {
+TEST(Verify, ReadsShardedFilesAndNamedExpectedValues) {
   const Ran r = octet_says({"verify", golden("llama-gqa-sharded"), golden("llama-gqa/expected.safetensors"),
                             "--trajectory", golden("llama-gqa/trajectory.json"), "--device", "cpu", "--json"});
   expect_done(r);
@@ -151,14 +151,14 @@ TEST(Verify, ShardedFilesAndNamedExpectedValues) {
   EXPECT_GT(report["lines"].size(), 40u);
 }
 
-TEST(Verify, RanksAndOverrides) {
+TEST(Verify, AgreesOnRanksAndWithOverrides) {
   for (const std::string stage : {"0", "1", "2", "3"})
     expect_done(run(verify("llama-gqa", {"--ranks", "2", "parallel.zero_stage=" + stage, "memory.poison=true",
                                          "memory.recompute_blocks=1"})),
                 {"0 beyond"});
 }
 
-TEST(Verify, UnderMpirun) {
+TEST(Verify, AgreesUnderMpirun) {
   for (const auto& [ranks, changes] : std::vector<std::pair<std::string, std::vector<std::string>>>{
            {"2", {"parallel.zero_stage=3"}},
            {"3", {"parallel.zero_stage=1"}},
@@ -184,7 +184,7 @@ TEST(Verify, AChangedWeightIsBeyondTolerance) {
   EXPECT_FALSE(json::parse(as_json.out)["ok"].get<bool>());
 }
 
-TEST(Verify, BadFolders) {
+TEST(Verify, RefusesBadFolders) {
   expect_refused(octet_says({"verify", "no/such/folder"}), {"no/such/folder", "config.json"});
   const Scratch folder;
   expect_refused(octet_says({"verify", golden("llama-gqa-sharded")}), {"expected"});
@@ -198,7 +198,7 @@ TEST(Verify, BadFolders) {
   expect_refused(octet_says({"verify", model, "--device", "cpu"}), {"config.json"});
 }
 
-TEST(Verify, FilesOfAnotherForm) {
+TEST(Verify, RefusesFilesOfAnotherForm) {
   const Scratch folder;
   const auto model = copy_of("llama-gqa", folder);
   const json good = json::parse(read_file(model / "trajectory.json"));
@@ -223,7 +223,7 @@ TEST(Verify, AFailingRankEndsTheJobWithItsCode) {
   EXPECT_TRUE(has(r.err, "rank 0: octet: no/such/folder") || has(r.err, "rank 1: octet: no/such/folder")) << r;
 }
 
-TEST(Verify, BadOptions) {
+TEST(Verify, RefusesBadOptions) {
   expect_refused(run(verify("llama-gqa", {"--dtype", "int8"})), {"param_dtype", "int8"});
   expect_refused(run(verify("llama-gqa", {"--trajectory", "t.txt"})), {"t.txt", ".json"});
   expect_refused(run(verify("llama-gqa", {"paralel.zero_stage=3"})), {"paralel", "parallel"});

@@ -28,19 +28,19 @@ void expect_found(int ranks, const Changes& changes, const std::string& name, in
   });
 }
 
-TEST(Agreement, OfWholeWeights) {
+TEST(Agreement, ADifferenceInWholeWeightsIsFound) {
   for (const char* stage : {"parallel.zero_stage=1", "parallel.zero_stage=2"})
     expect_found(3, {stage}, "model.layers.1.mlp.down_proj.weight", 1, "ranks 0 and 2 against rank 1");
   expect_found(4, {"parallel.zero_stage=1"}, "model.embed_tokens.weight", 0, "rank 0 against ranks 1, 2 and 3");
   expect_found(2, {"fp8.enabled=true", "precision.param_dtype=bf16"}, "model.layers.0.mlp.down_proj.weight", 1,
                "rank 0 against rank 1");
 }
-TEST(Agreement, OfScales) {
+TEST(Agreement, ADifferenceInScalesIsFound) {
   const Changes fp8{"fp8.enabled=true", "precision.param_dtype=bf16", "parallel.zero_stage=3"};
   expect_found(3, fp8, "FP8 scales of weights", 2, "ranks 0 and 1 against rank 2");
   expect_found(3, fp8, "FP8 scales of activations", 1, "ranks 0 and 2 against rank 1");
 }
-TEST(Agreement, OfReplicasThatHoldTheSameSlices) {
+TEST(Agreement, ADifferenceBetweenReplicasOfASliceIsFound) {
   expect_found(2, {"parallel.zero_stage=0"}, "model.norm.weight.master", 1, "rank 0 against rank 1");
   expect_found(4, {"parallel.zero_stage=3", "parallel.shard_degree=2"}, "model.embed_tokens.weight.v", 3,
                "rank 1 against rank 3");

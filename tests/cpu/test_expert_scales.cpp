@@ -186,7 +186,7 @@ TEST(ExpertScales, OfALayerLoseWhatIsSmallBesideAnotherExperts) {
   EXPECT_LT(relative(rows(p.y, 32, 64, O), times(kX[2], false, experts.weights[2], true, 64, O)), 0.1);
 }
 
-TEST(ExpertScales, AnExpertWithoutRowsLeavesThemAloneAndOneThatComesLateBorrows) {
+TEST(ExpertScales, AnExpertWithoutRowsLeavesThemAloneAndOneThatComesLateInheritsOne) {
   for (const char* length : {"fp8.amax_history_len=4", "fp8.amax_history_len=1"}) {
     Experts experts(true, {length});
     experts.run(kX, kDy);

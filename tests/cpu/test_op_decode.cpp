@@ -70,7 +70,7 @@ TEST(OpDecode, SequencesHavePositionsOfTheirOwn) {  // a batch equals its sequen
   }
 }
 
-TEST(OpDecode, AStepTurnsAppendsAndAttends) {
+TEST(OpDecode, AStepRotatesAppendsAndAttends) {
   Lab lab;
   const Heads h{.H = 4, .G = 2, .D = 16};
   const int64_t B = 2, S = 9;
@@ -124,7 +124,7 @@ TEST(OpDecode, ANormedProductIsTheNormTheProductAndTheGate) {
     }
 }
 
-TEST(OpDecode, RopeTurnsEachSequenceFromItsOwnStart) {
+TEST(OpDecode, RopeRotatesEachSequenceFromItsOwnStart) {
   Lab lab;
   const Heads h{.H = 2, .G = 1, .D = 8};
   const Tensor table = rope_table(lab, DType::f32, 40, 8), x = lab.normal(DType::f32, {6, h.width()});

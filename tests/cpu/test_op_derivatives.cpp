@@ -17,7 +17,7 @@ class OpDerivatives : public testing::Test {
   static Variable variable(std::string name, Tensor x, Tensor dx) { return {std::move(name), span_of(x), span_of(dx)}; }
 };
 
-TEST_F(OpDerivatives, Rmsnorm) {
+TEST_F(OpDerivatives, OfRmsnormAreExact) {
   const int64_t N = 19, C = 23;
   const Tensor x = normal({N, C}), w = normal({C}, 0.5, 1), dy = normal({N, C}), y = f64({N, C}), rstd = f64({N});
   const Tensor dx = lab.zeros(kF64, {N, C}), dw = lab.zeros(kF64, {C});
@@ -30,7 +30,7 @@ TEST_F(OpDerivatives, Rmsnorm) {
   expect_derivative(std::vector{variable("x", x, dx), variable("w", w, dw)}, loss);
 }
 
-TEST_F(OpDerivatives, Layernorm) {
+TEST_F(OpDerivatives, OfLayernormAreExact) {
   const int64_t N = 19, C = 23;
   const Tensor x = normal({N, C}, 1, 0.5), w = normal({C}, 0.5, 1), b = normal({C}), dy = normal({N, C});
   const Tensor y = f64({N, C}), mean = f64({N}), rstd = f64({N});
@@ -44,7 +44,7 @@ TEST_F(OpDerivatives, Layernorm) {
   expect_derivative(std::vector{variable("x", x, dx), variable("w", w, dw), variable("b", b, db)}, loss);
 }
 
-TEST_F(OpDerivatives, NormsAccumulate) {
+TEST_F(OpDerivatives, OfNormsAreAddedToWhatIsThere) {
   const int64_t N = 5, C = 7;
   const Tensor x = normal({N, C}), w = normal({C}), dy = normal({N, C}), y = f64({N, C}), rstd = f64({N});
   rmsnorm_forward(s, {.plain = y}, rstd, x, w, 1e-2);
@@ -56,7 +56,7 @@ TEST_F(OpDerivatives, NormsAccumulate) {
   for (size_t i = 0; i < size_t(C); ++i) EXPECT_NEAR(values(dw1)[i], values(dw0)[i] + values(dw)[i], 1e-13);
 }
 
-TEST_F(OpDerivatives, Rope) {
+TEST_F(OpDerivatives, OfRopeAreExact) {
   for (const bool interleaved : {false, true}) {
     const Heads heads{.H = 4, .G = interleaved ? 4 : 2, .D = 10, .interleaved = interleaved};
     const int64_t N = 6, W = heads.width();
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionDerivative,
                                          AttentionCase{2, 131, 3, 0, false}, AttentionCase{2, 131, 3, 70, false},
                                          AttentionCase{1, 1, 2, 0, false}));
 
-TEST_F(OpDerivatives, Swiglu) {
+TEST_F(OpDerivatives, OfSwigluAreExact) {
   const int64_t N = 7, F = 11;
   const Tensor gu = normal({N, 2 * F}, 2), dy = normal({N, F}), y = f64({N, F}), dgu = f64({N, 2 * F});
   swiglu_backward(s, {.plain = dgu}, dy, gu);
@@ -113,7 +113,7 @@ TEST_F(OpDerivatives, Swiglu) {
   });
 }
 
-TEST_F(OpDerivatives, Gelu) {
+TEST_F(OpDerivatives, OfGeluAreExact) {
   const int64_t N = 7, F = 11;
   for (const Gelu kind : {Gelu::exact, Gelu::tanh}) {
     const Tensor x = normal({N, F}, 2), dy = normal({N, F}), y = f64({N, F}), dx = f64({N, F});
@@ -125,7 +125,7 @@ TEST_F(OpDerivatives, Gelu) {
   }
 }
 
-TEST_F(OpDerivatives, CrossEntropy) {
+TEST_F(OpDerivatives, OfCrossEntropyAreExact) {
   const int64_t N = 9, V = 16, vocabulary = 13;
   const Tensor x = normal({N, V}, 2), losses = f64({N}), total = f64({1});
   const Tensor targets = lab.of<int32_t>({0, 12, -100, 5, 5, -1, 7, 3, 12});
@@ -145,7 +145,7 @@ TEST_F(OpDerivatives, CrossEntropy) {
   EXPECT_EQ(losses.ptr<double>()[2], 0);
 }
 
-TEST_F(OpDerivatives, Embedding) {
+TEST_F(OpDerivatives, OfTheEmbeddingAreExact) {
   const int64_t N = 8, V = 6, C = 5;
   const Tensor tokens = lab.of<int32_t>({3, 0, 3, 5, 0, 3, 1, 5}), order = lab.of<int32_t>({1, 4, 6, 0, 2, 5, 3, 7});
   const Tensor w = normal({V, C}), dw = lab.zeros(kF64, {V, C}), dy = normal({N, C}), y = f64({N, C});
@@ -156,7 +156,7 @@ TEST_F(OpDerivatives, Embedding) {
   });
 }
 
-TEST_F(OpDerivatives, ThreeProductsOfALinearLayer) {
+TEST_F(OpDerivatives, OfALinearLayerAreItsTwoOtherProducts) {
   const int64_t N = 9, C = 12, O = 7;
   const Tensor x = normal({N, C}), w = normal({O, C}), b = normal({O}), dy = normal({N, O}), y = f64({N, O});
   const Tensor dx = f64({N, C}), dw = lab.zeros(kF64, {O, C}), db = lab.zeros(kF64, {O});

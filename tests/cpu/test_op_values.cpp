@@ -18,7 +18,7 @@ void expect_near(Tensor got, const std::vector<double>& want, double tolerance =
   for (size_t i = 0; i < v.size(); ++i) EXPECT_NEAR(v[i], want[i], tolerance) << i;
 }
 
-TEST(OpValues, Norms) {
+TEST(OpValues, NormsAreTheirFormulas) {
   Lab lab;
   const int64_t N = 3, C = 21;
   const Tensor x = lab.normal(kF64, {N, C}), w = lab.normal(kF64, {C}), b = lab.normal(kF64, {C});
@@ -43,7 +43,7 @@ TEST(OpValues, Norms) {
   expect_near(z, layer);
 }
 
-TEST(OpValues, RopeTurnsQueriesAndKeysByTheirPosition) {
+TEST(OpValues, RopeRotatesQueriesAndKeysByTheirPosition) {
   Lab lab;
   const Heads heads{.H = 2, .G = 1, .D = 6};
   const int64_t N = 4, W = heads.width(), R = 4;
@@ -89,7 +89,7 @@ void expect_attention(Heads heads, int64_t T, int64_t window) {
   expect_near(o, want, 1e-12);
   expect_near(lse, want_lse, 1e-12);
 }
-TEST(OpValues, Attention) {
+TEST(OpValues, AttentionIsItsFormula) {
   expect_attention({.H = 4, .G = 2, .D = 5}, 131, 0);
   expect_attention({.H = 4, .G = 1, .D = 8}, 131, 65);
   expect_attention({.H = 2, .G = 2, .D = 3, .interleaved = true}, 70, 3);
@@ -103,7 +103,7 @@ TEST(OpValues, AttentionSurvivesScoresBeyondTheRangeOfExp) {
   for (const double v : values(o)) EXPECT_TRUE(std::isfinite(v));
 }
 
-TEST(OpValues, Activations) {
+TEST(OpValues, ActivationsAreTheirFormulas) {
   Lab lab;
   const int64_t N = 2, F = 9;
   const Tensor gu = lab.normal(kF64, {N, 2 * F}, 3), y = lab.empty(kF64, {N, F});
@@ -164,7 +164,7 @@ TEST(OpValues, NanStaysNan) {
 }
 
 // A token's experts differ whatever its logits are, and a NaN among them reaches all of its weights.
-TEST(OpValues, RoutesOfNaN) {
+TEST(OpValues, RoutesOfNanAreKDifferentExpertsWithNanWeights) {
   Lab lab;
   const Tensor x = lab.of<float>({NAN, 5, 3, 7, 1, 1, NAN, 2, INFINITY, NAN}).as(DType::f32, {2, 5});
   const MoeRoute route{lab.empty(DType::i32, {2, 4}), lab.empty(DType::f32, {2, 4}), lab.empty(DType::f32, {2, 5}),
@@ -185,7 +185,7 @@ TEST(OpValues, SwigluOfExtremeGatesIsFinite) {
   for (const double v : values(dgu)) EXPECT_TRUE(std::isfinite(v));
 }
 
-TEST(OpValues, SumsAndCopies) {
+TEST(OpValues, SumsAndCopiesAreExact) {
   Lab lab;
   Stream& s = lab.stream();
   const Tensor x = lab.of<float>({1, 2, 3, 4, 5, 6}).as(DType::f32, {3, 2}), columns = lab.of<float>({10, 20});

@@ -335,7 +335,7 @@ TEST_F(Decode, ArgmaxIsTheFirstOfTheLargestWithoutPadding) {
   }
 }
 
-TEST_F(Decode, RopeTurnsEachSequenceFromItsOwnStart) {
+TEST_F(Decode, RopeRotatesEachSequenceFromItsOwnStart) {
   const Heads h{.H = 4, .G = 2, .D = 64};
   const int64_t R = 32, positions = 90;
   std::vector<float> table;
