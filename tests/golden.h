@@ -1,6 +1,6 @@
 #pragma once
-// Where the golden files are: tests/golden, or another folder of the same form named by the environment variable
-// OCTET_GOLDEN.
+// Where the golden files are: tests/golden, or another folder of the same form named by the
+// environment variable OCTET_GOLDEN.
 #include <cstdlib>
 #include <string>
 

@@ -98,8 +98,8 @@ std::vector<Text> open_texts(const Arguments& arguments, const ModelRun& run, co
   return texts;
 }
 
-// Window i has the tokens from iT on and, as targets, each one's next; a short batch is filled up with rows without
-// loss.
+// Window i has the tokens from iT on and, as targets, each one's next; a short batch is filled
+// up with rows without loss.
 void fill_windows(const Text& text, int64_t first, int64_t count, int64_t T, EvaluateRequest::Rows rows) {
   std::fill(rows.tokens.begin(), rows.tokens.end(), 0);
   std::fill(rows.targets.begin(), rows.targets.end(), kIgnore);

@@ -19,8 +19,8 @@ struct ModelFolder {
   ModelConfig model;
   HfLayout layout() const { return {.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings}; }
 };
-// InputError: no such folder, none of these, a checkpoint that was cut short, a config.json that octet does not
-// support.
+// InputError: no such folder, none of these, a checkpoint that was cut short, a config.json
+// that octet does not support.
 ModelFolder open_model_folder(const std::string& path);
 // The folder itself, or for the folder of a run its newest checkpoint.
 std::filesystem::path find_model_folder(const std::string& path);

@@ -9,7 +9,7 @@
 
 namespace octet {
 
-// The model's config and where it runs, by the options --device and --dtype and section.key=value behind. model: a
+// The model's config and where it runs, by the options --device and --dtype and section.key=value words. model: a
 // folder, a config.json, or the config of a run, whose section "model" is taken.
 struct ModelRun {
   RunConfig config;

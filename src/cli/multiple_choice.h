@@ -1,8 +1,8 @@
 #pragma once
 // Questions with several endings in HellaSwag's form (Zellers et al. 2019, arXiv:1905.07830): JSONL of
 //   {"ctx": "…", "endings": ["…", …], "label": 0}
-// An ending is scored by the log-probability of its tokens behind "ctx "; the answer is the likeliest ending, or the
-// likeliest for its length in characters.
+// An ending is scored by the log-probability of its tokens after "ctx "; the answer is the most likely ending, or the
+// most likely per character.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace octet {
 
-struct ScoredRow {  // an ending behind its context
+struct ScoredRow {  // a context and an ending
   std::vector<int32_t> ids;
   int64_t scored = 0;  // of the ids, the last ones: those of the ending
   double log_probability = 0;

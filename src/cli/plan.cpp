@@ -17,7 +17,7 @@ namespace {
 struct Card {
   const char* name;
   Target target;
-  double bytes;  // that a program finds; 0: as many as the machine has
+  double bytes;  // that a program can use; 0: the machine's memory
 };
 constexpr double kGiB = 1024. * 1024. * 1024.;
 constexpr Card kCards[] = {
@@ -45,7 +45,7 @@ Card card_of(const Arguments& arguments, const RunConfig& config) {
   arguments.refuse(concat("--target ", name, ": expected cpu, a100, h100 or h200", did_you_mean(name, names)));
 }
 
-// Ranks of one machine: mpirun knows, else it is said or usual.
+// Ranks per machine: --local-ranks, else the usual number.
 int64_t local_ranks(const Arguments& arguments, int64_t ranks, const Card& card) {
   constexpr int64_t kUsual = 8;
   if (!arguments.has("local-ranks")) return card.target.cuda && ranks % kUsual == 0 ? kUsual : ranks;

@@ -1,5 +1,5 @@
 #pragma once
-// The plan of a run, shown: `octet plan` and `octet train --dry-run`.
+// Printing the plan of a run: `octet plan` and `octet train --dry-run`.
 #include "cli/command.h"
 #include "config/config.h"
 

@@ -12,8 +12,8 @@
 namespace octet {
 namespace {
 
-// With as many threads each as if it were alone, ranks of one machine spend most of their time on waiting for threads
-// of others to leave the processor. OMP_NUM_THREADS goes before.
+// If every rank used all processors, the ranks of one machine would mostly wait for each other's threads.
+// OMP_NUM_THREADS has precedence.
 void share_processors(Host& host) {
   const Deadline limit(host.shares_memory() ? 0 : kMostForMpi,
                        concat("rank ", host.rank(), " has waited ", kMostForMpi, " s for a first word of all ranks"));
@@ -90,7 +90,7 @@ RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& e
   host.all_gather(all.data(), &mine, sizeof mine);
   double least = all[0].bytes;
   for (size_t r = 0; r < all.size(); ++r) {
-    // Where neighbours by rank are no machine, as many ranks on each, there is nothing to choose.
+    // Unless consecutive ranks share a machine, with as many on each, there is nothing to choose.
     if (all[r].local_size != all[0].local_size || all[r].local_rank != int(r) % all[0].local_size) return c;
     least = std::min(least, all[r].bytes);
   }
@@ -116,7 +116,7 @@ void on_ranks(Host* mpi, int64_t ranks, const std::function<void(Host&)>& body) 
     body(host);
   };
   if (mpi) return run(*mpi);
-  constexpr int64_t kMost = 256;  // it is for trying out
+  constexpr int64_t kMost = 256;  // meant for experiments
   if (ranks > kMost) bad_input("--ranks ", ranks, ": at most ", kMost, " threads; start more ranks with mpirun");
   if (ranks > 1) return run_threads(int(ranks), run);
   LoneHost alone;
@@ -130,7 +130,7 @@ void log_as(const RunConfig& config, const Host* mpi, LogSetup::Readers readers)
 
 TokenFlops token_flops(const RunConfig& config, int64_t ranks, const Target& target, const PlanResult& plan) {
   WorkLog work = plan.work;
-  if (config.memory.recompute_blocks > 0) {  // what is computed twice is needed once
+  if (config.memory.recompute_blocks > 0) {  // recomputed FLOPs are not needed ones
     RunConfig once = config;
     once.memory.recompute_blocks.set(0);
     work = plan::engine().plan(once, int(ranks), target).work;

@@ -1,5 +1,5 @@
 #pragma once
-// On what a command runs: the engine and its target, and the ranks.
+// What a command runs on: the engine, its target, and the ranks.
 #include <functional>
 
 #include "base/log.h"

@@ -1,4 +1,4 @@
-// octet verify: does this program compute what another one computed? The proof of an import.
+// octet verify: compares this program with another one's reference values, for example after an import.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

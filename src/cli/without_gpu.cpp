@@ -1,4 +1,4 @@
-// In the place of the gpu engine, where nvcc was not found. Whatever is asked of it answers with what is missing.
+// Stands in for the gpu engine in builds without nvcc: every entry point says what is missing.
 #include "base/check.h"
 #include "host/engine.h"
 

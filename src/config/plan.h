@@ -1,6 +1,6 @@
 #pragma once
-// What the plan engine finds and the other engines use: the memory of every arena, and the work of a step by kernel
-// class.
+// What the plan engine finds and the other engines use: the memory of every arena, and the work
+// of a step by kernel class.
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// How the next token is chosen, and the requests for generation and evaluation that the command line passes to the
-// engines.
+// How the next token is chosen, and the requests for generation and evaluation that the command
+// line passes to the engines.
 #include <cstdint>
 #include <functional>
 #include <span>

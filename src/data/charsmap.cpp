@@ -61,7 +61,7 @@ std::optional<Field> take_field(std::string_view& from) {
   return field;
 }
 
-// Behind the head of a group, a form that nobody writes any more but protobuf skips.
+// After the head of a group, an obsolete form that protobuf still skips.
 bool skip_group(std::string_view& from) {
   for (int64_t depth = 1; depth > 0;) {
     const std::optional<Field> field = take_field(from);

@@ -1,6 +1,6 @@
 #pragma once
-// The normalisation table inside a sentencepiece model, which sentencepiece follows wherever it leads: a damaged one
-// makes it read foreign memory. Checked before it is loaded.
+// The normalisation table inside a sentencepiece model, which sentencepiece does not check: a damaged one makes it
+// read out of bounds. So it is checked before it is loaded.
 #include <string>
 #include <string_view>
 

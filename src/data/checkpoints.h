@@ -1,6 +1,5 @@
 #pragma once
-// Checkpoints as folders: which there are below a run's folder, and what their state.json says. What is in one stands
-// in train/checkpoint.h.
+// Checkpoints as folders: those in a run's folder, and their state.json. The contents of one: train/checkpoint.h.
 #include <filesystem>
 #include <vector>
 
@@ -14,7 +13,7 @@ int64_t checkpoint_step(const std::filesystem::path& folder);  // of "step-00001
 // Complete ones, oldest first.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& dir);
 void require_complete(const std::filesystem::path& folder);  // InputError: a checkpoint that was cut short
-// What to do about a damaged one: names the next older one beside it, where there is one.
+// Advice about a damaged one: names the next older checkpoint in the same folder, if there is one.
 std::string instead_of(const std::filesystem::path& folder);
 // state.json of a complete checkpoint. InputError: no such folder, cut short, of another format.
 json read_checkpoint_state(const std::filesystem::path& folder);

@@ -1,7 +1,8 @@
 #pragma once
-// Checksums of what a checkpoint holds, in checksums.json beside it: file -> a sum, or for a file of tensors
+// Checksums of a checkpoint's files, in its checksums.json: file -> a sum, or for a file of tensors
 // tensor -> a sum. A tensor's sum is over its elements, each mixed with its place, modulo 2^64: ranks that write slices
-// of it add up theirs, in any order, and any changed, moved or lost element shows. Against faults, not against forgers.
+// of it add up theirs, in any order, and any changed, moved or lost element shows. It protects against faults, not
+// against forgery.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -34,7 +35,7 @@ class Checksums {
   std::map<std::string, uint64_t> files_;
 };
 
-// checksums.json of a checkpoint, for whoever reads what it names himself. InputError: octet did not write it so.
+// checksums.json of a checkpoint, for code that reads the files itself. InputError: octet did not write it.
 class SavedChecksums {
  public:
   // text: what stands in the file, which may have been read by another rank.

@@ -1,5 +1,5 @@
 #pragma once
-// Token files back to text or JSONL: what octet tokenize of the result turns into the same tokens again.
+// Token files back to text or JSONL, which octet tokenize turns into the same tokens again.
 #include <functional>
 #include <string>
 #include <string_view>

@@ -1,6 +1,6 @@
 #pragma once
-// The added tokens of a tokenizer.json: texts that are one token wherever they stand, found before anything else is
-// done.
+// The added tokens of a tokenizer.json: texts that are one token wherever they stand, found
+// before anything else is done.
 #include <array>
 #include <map>
 #include <string>

@@ -1,6 +1,6 @@
 #pragma once
-// Reading tokenizer.json. Its keys are looked up, so objects are sorted: a vocabulary in order of writing is searched
-// linearly.
+// Reading tokenizer.json. Its keys are looked up, so objects are sorted: a vocabulary in order of
+// writing is searched linearly.
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -25,8 +25,8 @@ class Permutation {
   }
 
  private:
-  // The halves may differ by one bit in width; each round changes one half by a function of the other, so it can be
-  // undone.
+  // The halves may differ by one bit in width; each round changes one half by a function of the
+  // other, so it can be undone.
   constexpr uint64_t shuffle(uint64_t i) const {
     const uint64_t low_mask = (uint64_t(1) << low_bits_) - 1, high_mask = (uint64_t(1) << high_bits_) - 1;
     uint64_t low = i & low_mask, high = i >> low_bits_;

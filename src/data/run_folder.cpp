@@ -42,7 +42,7 @@ std::string write_holder(int fd) {
 
 constexpr std::string_view kSaving = ".saving-", kReplaced = ".replaced-", kRemoving = ".removing-";
 
-// Of saves that were cut short. One that cannot be removed is in nobody's way.
+// Leftovers of interrupted saves. One that cannot be removed does no harm.
 void clear_rests(const fs::path& folder) {
   std::error_code none;
   std::vector<fs::path> rests;
@@ -54,7 +54,7 @@ void clear_rests(const fs::path& folder) {
   for (const fs::path& rest : rests) {
     const std::string name = rest.filename().string();
     const fs::path final = folder / name.substr(name.starts_with(kReplaced) ? kReplaced.size() : name.size());
-    if (name.starts_with(kReplaced) && !fs::exists(final, none)) fs::rename(rest, final, none);  // its heir never came
+    if (name.starts_with(kReplaced) && !fs::exists(final, none)) fs::rename(rest, final, none);  // the new one was never put in its place
     else fs::remove_all(rest, none);
   }
 }
@@ -79,7 +79,7 @@ RunFolder::RunFolder(const fs::path& folder) {
   if (held != 0) {
     log_warning(folder.string(), " cannot be locked (", std::strerror(errno),
                 "): make sure that no other run writes its checkpoints there");
-    return;  // and whose the rests of saves are is not known
+    return;  // and then nobody knows whose leftovers there are
   }
   mark_ = write_holder(fd_);
   clear_rests(folder);
@@ -108,7 +108,7 @@ void require_marked(const fs::path& folder, const std::string& mark) {
 std::error_code remove_checkpoint(const fs::path& folder) {
   const fs::path doomed = folder.parent_path() / concat(kRemoving, folder.filename().string());
   std::error_code error, none;
-  if (!fs::is_symlink(folder, none)) fs::remove(folder / "COMPLETE", error);  // from here on it is none
+  if (!fs::is_symlink(folder, none)) fs::remove(folder / "COMPLETE", error);  // from here on it is not a checkpoint
   if (error) return error;
   fs::remove_all(doomed, none);  // of the same step, before
   fs::rename(folder, doomed, error);

@@ -7,7 +7,7 @@ namespace octet {
 
 // Makes the folder and holds it until the end of the object, or of the process however it ends. InputError: another
 // run holds it, or it cannot be made. What an interrupted save left there (.saving-N, .replaced-step-N,
-// .removing-step-N) is put right.
+// .removing-step-N) is cleaned up.
 class RunFolder {
  public:
   explicit RunFolder(const std::filesystem::path& folder);
@@ -24,8 +24,8 @@ class RunFolder {
 // write there. What the first save would fail on, hours later.
 void require_marked(const std::filesystem::path& folder, const std::string& mark);
 
-// Of a checkpoint: what is removed by half has no checkpoint's name any more, and goes when the next run holds the
-// folder. Of a link, not what it leads to.
+// Removes a checkpoint: first its file COMPLETE and its name, so that a half-removed one is never taken for a
+// checkpoint; the next run that holds the folder removes what is left. Of a symbolic link only the link is removed.
 std::error_code remove_checkpoint(const std::filesystem::path& folder);
 
 // `staged` becomes `final` in one step; what stood there is removed afterwards, never before.

@@ -1,7 +1,7 @@
 #pragma once
 // Safetensors files, read by mapping them: 8 bytes N (little-endian), N bytes of JSON (name -> dtype, shape, offsets),
-// then the tensors, back to back. Nothing in a file is trusted: what does not hold is an InputError that names the
-// file, the tensor, what is wrong and what to do. Reading is safe from several threads.
+// then the tensors, back to back. Nothing in a file is trusted: anything wrong is an InputError that names the
+// file, the tensor, the fault and the remedy. Reading is safe from several threads.
 #include <cstddef>
 #include <filesystem>
 #include <map>

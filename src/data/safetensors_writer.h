@@ -33,8 +33,8 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   ~SafetensorsWriter();  // without close(), a `whole` file's temporary is removed
 
-  // Elements [first, first + count) of a tensor, converted to its stored type, rounded to nearest. From several
-  // threads.
+  // Elements [first, first + count) of a tensor, converted to its stored type, rounded to
+  // nearest. From several threads.
   void write(const std::string& name, int64_t first, std::span<const float> src);
   void write(const std::string& name, int64_t first, std::span<const double> src);
   void write(const std::string& name, int64_t first, std::span<const int32_t> src);

@@ -119,7 +119,7 @@ double Sampler::weigh(std::span<const float> logits) {
 void Sampler::sort_into_buckets(std::span<const float> logits) {
   bucket_.resize(logits.size());
   const float largest = largest_of(logits);
-  // What is exp(-32) as likely as the likeliest, or less, may lie together.
+  // Tokens at most exp(-32) times as likely as the most likely one may share a bucket.
   const double range = std::min(double(largest) - double(smallest_of(logits)), 32 * options_.temperature);
   bucket_numbers(logits, largest, float(std::min((kBuckets - 1) / range, 1e30)), bucket_);
 }
@@ -131,7 +131,7 @@ void Sampler::collect_bucket(std::span<const float> logits, int32_t bucket) {
   sort_candidates(logits, candidates_.size());
 }
 
-// What is below the k-th largest maximum of a block is none of the k likeliest: few blocks have more.
+// A logit below the k-th largest of the blocks' maxima is not among the k largest: few blocks have any above it.
 void Sampler::collect_likeliest(std::span<const float> logits, size_t k) {
   candidates_.clear();
   maxima_.resize((logits.size() + kMaximumBlock - 1) / kMaximumBlock);
@@ -153,7 +153,7 @@ void Sampler::collect_likeliest(std::span<const float> logits, size_t k) {
   sort_candidates(logits, k);
 }
 
-// By descending logit; `most` are left. By heaps: logits that are no numbers have no order, which they bear.
+// By descending logit; `most` are left. By heaps, which tolerate that NaN logits have no order.
 void Sampler::sort_candidates(std::span<const float> logits, size_t most) {
   const auto end = candidates_.begin() + ptrdiff_t(most);
   std::partial_sort(candidates_.begin(), end, candidates_.end(), [&](int32_t a, int32_t b) {

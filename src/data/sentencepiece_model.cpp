@@ -58,8 +58,8 @@ class SentencePiece final : public Tokenizer::Model {
 };
 
 // A cut changes nothing if no piece can span it: for newlines, no piece holds one (byte fallback makes each a token of
-// its own); for a space after something else, no piece has the space mark behind another character. What a model's
-// normalisation does beyond that is tried out.
+// its own); for a space after something else, no piece has the space mark behind another character. Further
+// effects of a model's normalisation are found by trying.
 void SentencePiece::find_cuts() {
   cuts_at_newline_ = cuts_at_space_ = true;
   newline_ids_ = encode_whole("\n").size();
@@ -100,7 +100,7 @@ std::vector<int> SentencePiece::encode_whole(std::string_view text) const {
   return ids;
 }
 
-// A model may put a space before every text it is given. A newline in front takes that on itself, and goes away again.
+// A model may put a space before every text. A newline in front takes that space, and both are removed again.
 std::vector<int> SentencePiece::encode_after_newline(std::string_view text) const {
   std::vector<int> ids = encode_whole(concat("\n", text));
   ids.erase(ids.begin(), ids.begin() + ptrdiff_t(std::min(newline_ids_, ids.size())));

@@ -23,7 +23,7 @@ uint64_t index_offset_for(uint64_t tokens, uint32_t width) {
   return (sizeof(TokenFileHeader) + tokens * width + 7) / 8 * 8;
 }
 
-// Each length is compared with what the file really holds by division, so that no lie can overflow a product.
+// Lengths are compared with the size of the file by division, so that a false one cannot overflow a product.
 TokenFileHeader checked_header(const LongRead& file) {
   const std::string name = "token file '" + file.path().string() + "' ";
   const uint64_t size = uint64_t(file.size());

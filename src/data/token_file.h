@@ -48,7 +48,7 @@ class TokenFile {
   int64_t documents() const { return int64_t(header_.documents); }
   int64_t vocab_size() const { return int64_t(header_.vocab_size); }
 
-  // tokens [first, first + out.size()); an id >= the file's vocabulary is an InputError that says where it stands.
+  // tokens [first, first + out.size()); an id >= the file's vocabulary is an InputError that says where it is.
   void read(int64_t first, std::span<int32_t> out) const;
   int64_t document_start(int64_t document) const;
   std::vector<int64_t> document_starts(int64_t begin, int64_t end) const;
@@ -83,7 +83,7 @@ class TokenFileWriter {
  private:
   TokenFileHeader header_;
   FileWriter file_;
-  struct Index;  // an unnamed file beside the output: a billion documents need no memory
+  struct Index;  // an unnamed temporary file next to the output, so that a billion documents need no memory
   std::unique_ptr<Index> index_;
   std::string packed_;
   bool begins_ = false;  // the next token is a document's first

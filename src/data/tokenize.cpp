@@ -57,7 +57,7 @@ class Reader {
         if (!file_->next(rest_)) return;
         begins_ = true;
       }
-      // A line of JSON has to be unpacked whole; only text is cut here.
+      // Only text is cut here: a line of JSON has to be decoded whole.
       const size_t cut = rest_.line > 0 ? std::string_view::npos : tokenizer_.cut(rest_.bytes, kTaskBytes);
       Part part{{rest_.bytes.substr(0, cut), rest_.line}, begins_, cut == std::string_view::npos};
       rest_.bytes.remove_prefix(part.raw.bytes.size());
@@ -88,7 +88,7 @@ class WordPool {
     return words;
   }
   void give_back(Tokenizer::Words words) {
-    constexpr size_t kMost = 200000;  // some 30 MB; a larger set starts anew
+    constexpr size_t kMost = 200000;  // some 30 MB; a larger set is emptied
     const std::lock_guard lock(mutex_);
     if (words.size() < kMost) sets_.push_back(std::move(words));
   }

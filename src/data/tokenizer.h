@@ -57,8 +57,8 @@ class Tokenizer {
 
 // tokenizer.model in the folder, else tokenizer.json; empty where there is neither. A file is itself.
 std::filesystem::path tokenizer_file(const std::filesystem::path& folder_or_file);
-// That file as tokenizer.model or tokenizer.json, the latter with what transformers keeps beside it; nothing where
-// there is none.
+// That file as tokenizer.model or tokenizer.json, the latter with the files that transformers keeps next to it; nothing
+// where there is none.
 void copy_tokenizer(const std::filesystem::path& folder_or_file, const std::filesystem::path& to);
 
 struct TrainTokenizerOptions {

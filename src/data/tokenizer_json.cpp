@@ -32,8 +32,8 @@ bool is_representable(const Tokenizer& t) {
   return bytes == 256 && t.decode(t.encode(probe)) == probe;
 }
 
-// Every pair of pieces that make a third, in the order in which pieces were made: the list that the training kept to
-// itself. Pairs of one piece in the order of their own ids.
+// The merges, which a sentencepiece model does not store: every pair of pieces whose concatenation is a piece, in the
+// order of the resulting pieces; pairs of the same result in the order of their ids.
 json merges_of(const Tokenizer& t) {
   std::map<std::string, int, std::less<>> ids;
   for (int id = 0; id < t.vocab_size(); ++id)

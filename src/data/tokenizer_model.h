@@ -1,6 +1,6 @@
 #pragma once
-// What a Tokenizer is inside: a sentencepiece model, or a tokenizer.json of Hugging Face. tokenizer.h says what the
-// functions do.
+// What a Tokenizer is inside: a sentencepiece model, or a tokenizer.json of Hugging Face. tokenizer.h
+// says what the functions do.
 #include "data/tokenizer.h"
 
 namespace octet {

@@ -10,8 +10,8 @@
 namespace octet {
 
 bool is_valid_utf8(std::string_view text);
-// Each longest part that begins a character but is none becomes U+FFFD, as WHATWG's decoder and Rust's from_utf8_lossy
-// do it.
+// Each longest part that begins a character but is none becomes U+FFFD, as WHATWG's decoder and
+// Rust's from_utf8_lossy do it.
 std::string to_valid_utf8(std::string_view text);
 size_t character_bytes(std::string_view valid);  // of the first character of a text that is not empty
 

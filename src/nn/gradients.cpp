@@ -1,5 +1,5 @@
-// Gradients of the parameter store: whole while a unit's backward pass writes them, then reduced over ranks on the side
-// stream.
+// Gradients of the parameter store: whole while a unit's backward pass writes them, then reduced over
+// ranks on the side stream.
 #include "nn/parameters.h"
 
 namespace octet::BACKEND {

@@ -32,8 +32,8 @@ class LossHead {
     int64_t chunk = 0;       // rows of logits at a time
   };
   LossHead(Param w, const Options& options) : w_(w), options_(options) {}
-  // loss += sum of the rows' losses;  d (N,C) = factor * its gradient by x,  dW += factor * its gradient by W. d may be
-  // x.
+  // loss += sum of the rows' losses;  d (N,C) = factor * its gradient by x,  dW += factor * its
+  // gradient by W. d may be x.
   void train(Context&, Tensor loss /*(1) f64 +=*/, Tensor d, Tensor x /*(N,C)*/, Tensor targets /*(N) i32*/,
              LossFactor factor);
   void evaluate(Context&, Tensor losses /*(N) wide*/, Tensor x /*(N,C)*/, Tensor targets);

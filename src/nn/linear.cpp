@@ -22,8 +22,8 @@ Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const 
   dy_slot_ = b.scaling.add(parts[0].name + ".dy", b.recipe.gradient_format);
 }
 
-// What wgrad reads is saved for the backward pass: the plain form, or the FP8 transpose. What only fprop reads ends
-// with the block.
+// What wgrad reads is saved for the backward pass: the plain form, or the FP8 transpose. What only fprop
+// reads ends with the block.
 Operand Linear::input(Context& c, int64_t rows) const {
   if (c.evaluates_plain()) return c.operand({&c.scratch, &c.scratch, &c.scratch}, {rows, in()}, {.plain = true}, -1);
   Arena* plain = recipe_.wgrad == Precision::plain ? &c.saved : &c.scratch;

@@ -4,8 +4,8 @@
 
 namespace octet::BACKEND {
 namespace {
-// The experts are a unit of their own: their process groups may differ (expert parallelism), and they are the bulk of a
-// block.
+// The experts are a unit of their own: their process groups may differ (expert parallelism), and they
+// are the bulk of a block.
 GatedExperts make_experts(Builder b, const Moe::Options& o) {
   const int dense = b.params.unit();
   b.params.begin_unit(concat("experts of block ", o.layer), Buffers::rotating_experts,

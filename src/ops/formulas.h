@@ -101,8 +101,8 @@ constexpr bf16 round_stochastic(float f, uint32_t random16) {
   y.bits = uint16_t((u + (finite ? random16 & 0xffffu : 0u)) >> 16 | (f != f ? 0x40u : 0u));
   return y;
 }
-// 32 random bits for each element of a parameter in a step, one 64-bit hash for a pair of elements. All elements share
-// the key.
+// 32 random bits for each element of a parameter in a step, one 64-bit hash for a pair of elements.
+// All elements share the key.
 constexpr uint64_t rounding_key(uint64_t seed, uint64_t step, uint64_t stream) {
   return random_key(seed ^ mix(step + 1), stream);
 }

@@ -7,9 +7,9 @@
 // f64 for f64, else f32. Parameter gradients are wide or bf16.
 //
 // A producer writes an Operand (tensor/operand.h): every form that is present, scale_inv along with FP8 forms, and
-// slot.amax = max(slot.amax, max |y|) unless that is null. An operand without any form is only measured. FP8 codes are
-// round(y * slot.scale), saturating. Codes and amax come from the fp32 result, not from its rounding to the plain type;
-// NaN stays NaN.
+// slot.amax = max(slot.amax, max |y|) unless that is null. An operand without any form is only measured. FP8 codes
+// are round(y * slot.scale), saturating. Codes and amax come from the fp32 result, not from its rounding to the
+// plain type; NaN stays NaN.
 //
 // Sums have a fixed order: results are bitwise the same from run to run, whatever the number of threads (on the gpu,
 // those of matrix products and attention unless Target::deterministic is false). `partial` arguments are scratch of the
@@ -192,9 +192,9 @@ struct ScaleState {
   bool rescale = true;  // false: only histories roll (fp8.interval), except of slots used for the first time
 };
 void update_scales(Stream&, const ScaleState&, Tensor state /*StepState, or none*/);
-// groups[g] = {first slot, number of slots}: a slot that was never used takes the smallest scale of the used slots in
-// its group. Used: the newest row of its history is not 0, or, with a history of one row, which keeps no maxima, its
-// scale is not 1.
+// groups[g] = {first slot, number of slots}: a slot that was never used takes the smallest scale of the used slots
+// in its group. Used: the newest row of its history is not 0, or, with a history of one row, which keeps no
+// maxima, its scale is not 1.
 void inherit_scales(Stream&, const ScaleState&, Tensor groups /*(G,2) i32*/);
 // *scale = largest / amax where 0 < amax < inf, else 1: for a cast that has no history to take its scale from.
 void current_scale(Stream&, float* scale, const uint32_t* amax, float largest, bool power_of_2);

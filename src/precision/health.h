@@ -50,8 +50,8 @@ class HealthWatch {
   std::map<std::string, int64_t> in_a_row_;  // by layer
 };
 
-// "a.weight", "a.weight.x" and "a.weight.dy" belong to "a"; all experts' w1 to "experts.*.w1". A pattern for
-// fp8.exclude.
+// "a.weight", "a.weight.x" and "a.weight.dy" belong to "a"; all experts' w1 to "experts.*.w1". A
+// pattern for fp8.exclude.
 std::string layer_of(const std::string& tensor);
 
 }  // namespace octet::BACKEND

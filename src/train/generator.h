@@ -9,8 +9,8 @@ void load_weights(Session&, const std::string& model);  // of a folder; "": rand
 
 class Generator {
  public:
-  // Room for training.micro_batch_size sequences of training.seq_len positions, whose prompts have `prompt` tokens at
-  // most.
+  // Room for training.micro_batch_size sequences of training.seq_len positions, whose prompts have
+  // `prompt` tokens at most.
   Generator(const RunConfig&, Host&, const PlanResult&, int64_t prompt, const Device::Options&);
 
   using Prompts = std::span<const std::vector<int32_t>>;

@@ -89,8 +89,8 @@ class Extra {
 
 bool is_half(const RunConfig& config) { return size_of(config.precision.param_dtype) == 2; }  // bf16, fp16
 
-// The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the reference's choice of
-// experts.
+// The routers of a Mixtral: their logits, and in bf16, where a token may go elsewhere, the
+// reference's choice of experts.
 class RouterCheck {
  public:
   RouterCheck(Session& s, const SafetensorsFile& expected, int64_t rows, bool bf16)

@@ -1,5 +1,5 @@
-// Options: one declaration gives value, reading, limits, printing; wrong input is refused by place, limit and
-// suggestion.
+// Options: one declaration gives value, reading, limits, printing; wrong input is refused by
+// place, limit and suggestion.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Every command answers every kind of bad input with exit code 2 and a message that names it; the documented codes
-// hold.
+// Every command answers every kind of bad input with exit code 2 and a message that names it;
+// the documented codes hold.
 #include <sys/stat.h>
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// fp16 and loss scaling: what the scale does, what it must not change, how a dynamic one moves, that it survives a
-// resume. What holds in every number format (threads, recomputation, ranks, memory) is test_training.cpp and its
-// neighbours.
+// fp16 and loss scaling: what the scale does, what it must not change, how a dynamic one moves, that it
+// survives a resume. What holds in every number format (threads, recomputation, ranks, memory) is
+// test_training.cpp and its neighbours.
 #include "base/json.h"
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"

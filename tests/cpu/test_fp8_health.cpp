@@ -1,6 +1,6 @@
-// Health of FP8: what saturates and what becomes zero is counted exactly and changes no bit of a run; ranks add up; a
-// planted spike raises the alarm, names the tensor, and takes its layer out of FP8 for the rest of the run, resumes
-// included.
+// Health of FP8: what saturates and what becomes zero is counted exactly and changes no bit of a run; ranks
+// add up; a planted spike raises the alarm, names the tensor, and takes its layer out of FP8 for the rest of
+// the run, resumes included.
 #include <sys/mman.h>
 
 #include <fstream>

@@ -128,8 +128,8 @@ TEST(Fp8Ranks, ScalesThatRanksDoNotShareAreResumedByEachRank) {
   });
 }
 
-// What travels in bf16 and is cast on arrival is what is rounded to bf16 before its cast, to the bit; and not what is
-// cast directly.
+// What travels in bf16 and is cast on arrival is what is rounded to bf16 before its cast, to the bit; and
+// not what is cast directly.
 TEST(Fp8Ranks, WeightsGatheredInBf16AreTheSameAsCastThroughIt) {
   for (const int64_t stage : {1, 3}) {
     const auto trained = [&](const Changes& more) {

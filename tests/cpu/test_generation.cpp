@@ -1,6 +1,6 @@
-// With the kv cache a model gives what it gives when each token's whole prefix is computed from scratch: the same
-// logits in f64, for every architecture, in a batch of unequal prompts; and what is chosen are transformers' own
-// tokens.
+// With the kv cache a model gives what it gives when each token's whole prefix is computed from scratch: the
+// same logits in f64, for every architecture, in a batch of unequal prompts; and what is chosen are
+// transformers' own tokens.
 #include <gtest/gtest.h>
 
 #include "base/files.h"

@@ -81,8 +81,8 @@ INSTANTIATE_TEST_SUITE_P(
         Sharding{4, "hybrid_3", {"parallel.zero_stage=3", "parallel.shard_degree=2"}}),
     testing::PrintToStringParamName());
 
-// What is computed at once, on whatever ranks, is the same sequences: the balancing loss of each micro-batch sees no
-// difference.
+// What is computed at once, on whatever ranks, is the same sequences: the balancing loss of each
+// micro-batch sees no difference.
 TEST(Sharding, AMicroBatchIsTheSameSequencesOnAnyRanks) {
   const auto losses = [](int ranks) {
     RunConfig c = parse_config(R"({
@@ -103,8 +103,8 @@ TEST(Sharding, AMicroBatchIsTheSameSequencesOnAnyRanks) {
   expect_near_all(losses(4), one, 1e-6);
 }
 
-// Where all ranks agree on scales, casts are those of one rank; what differs is the order of sums, which a cast may
-// amplify.
+// Where all ranks agree on scales, casts are those of one rank; what differs is the order of sums,
+// which a cast may amplify.
 TEST(Sharding, Fp8RanksTrainTheModelOfOne) {
   const Changes fp8{"precision.param_dtype=bf16", "fp8.enabled=true", "fp8.amax_history_len=4"};
   const Trained one = train(sharded_config(fp8), 1);

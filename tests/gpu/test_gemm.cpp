@@ -108,8 +108,8 @@ double worst(Machine& m, const Form& f, std::array<int64_t, 3> size, int64_t off
     const double added[] = {f.accumulate ? old[i] : 0, f.residual ? residual[i] : 0, f.bias ? bias[i % size_t(N)] : 0};
     double ref = exact[i], magnitude = size_of_sum[i];
     for (double x : added) ref += x, magnitude += std::abs(x);
-    // Sums of fp32: TF32 would be 100 times worse. bf16 results are rounded once or, where parts are added apart,
-    // twice.
+    // Sums of fp32: TF32 would be 100 times worse. bf16 results are rounded once or, where
+    // parts are added apart, twice.
     double bound = (f.factors == DType::f32 ? 4e-6 : 1e-5) * magnitude;
     if (f.d == DType::bf16)
       bound += 0x1p-7 * (std::abs(ref) + std::abs(added[0]) + std::abs(added[1]) + std::abs(added[2]));

@@ -1,5 +1,5 @@
-// cuBLASLt plans of matrix products are tuned once, found again, and travel as text: in the plan cache and in
-// checkpoints.
+// cuBLASLt plans of matrix products are tuned once, found again, and travel as text: in the plan
+// cache and in checkpoints.
 #define BACKEND gpu
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// OpenBLAS on one thread. Parallel loops around it divide the work in a way that does not depend on the number of
-// threads.
+// OpenBLAS on one thread. Parallel loops around it divide the work in a way that does not depend
+// on the number of threads.
 #include <cblas.h>
 
 #include <algorithm>

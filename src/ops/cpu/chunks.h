@@ -5,8 +5,8 @@
 
 namespace octet::BACKEND {
 
-// Calls body(n, sums) for n = 0..N-1, which adds row n to sums (width) of its chunk: a row of partial (P, width), which
-// is overwritten.
+// Calls body(n, sums) for n = 0..N-1, which adds row n to sums (width) of its chunk: a row of partial (P,
+// width), which is overwritten.
 template <class R, class F>
 void sum_chunks(const Stream& s, Tensor partial, int64_t N, int64_t width, F&& body) {
   const int64_t P = partial_rows(s.target());

@@ -43,8 +43,8 @@ class Emit {
     q_t_ = static_cast<uint8_t*>(y.q_t.data);
     if (y.scale_inv && y.slot.scale) *y.scale_inv = 1 / scale_;
   }
-  // Writes row n: its plain form, and its FP8 codes to `codes` (its place in q, or scratch). amax: the calling
-  // thread's.
+  // Writes row n: its plain form, and its FP8 codes to `codes` (its place in q, or scratch).
+  // amax: the calling thread's.
   void row(int64_t n, const R* v, uint8_t* codes, uint32_t& amax) const {
     if (slot_.amax) amax = std::max(amax, largest_magnitude(v, cols_));
     if (quantised()) {
@@ -74,8 +74,8 @@ class Emit {
   uint8_t *q_ = nullptr, *q_t_ = nullptr;
 };
 
-// y (rows, cols): fill(n, v) computes row n into v. A row is complete before it is written, so y.plain may be the
-// input.
+// y (rows, cols): fill(n, v) computes row n into v. A row is complete before it is written, so
+// y.plain may be the input.
 template <class T, class F>
 void emit_rows(const Operand& y, int64_t rows, int64_t cols, F&& fill) {
   const Emit<T> emit(y, rows, cols);

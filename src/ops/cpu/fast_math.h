@@ -6,7 +6,7 @@
 namespace octet::BACKEND {
 
 // exp without a branch or a call, so that loops over rows vectorise: 2^n times a polynomial on [-ln2/2, ln2/2], about
-// 1 ulp; 0 below -87 (beside a weight of 1 that is nothing), no larger than exp(88); NaN stays NaN. The range is cut on
+// 1 ulp; 0 below -87 (negligible beside a weight of 1), no larger than exp(88); NaN stays NaN. The range is cut on
 // integers, because compilers keep branches on floats that may trap.
 [[gnu::always_inline]] inline float fast_exp(float x) {
   constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low bits

@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(kThreads, F::kBlocks) few_rows_kernel(const __
   finish<F>(p, shared, added, n0);
 }
 
-// Three thread blocks an SM for wide products, two for others, as measured; and as many loads in flight as registers
-// then allow.
+// Three thread blocks an SM for wide products, two for others, as measured; and as many loads in flight
+// as registers then allow.
 template <class D, int kTiles, int kGroups, Fusion kFusion>
 void launch_groups(Stream& s, const FewRows<D>& p) {
   constexpr bool kNorm = kFusion != Fusion::none;

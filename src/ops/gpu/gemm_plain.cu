@@ -23,8 +23,8 @@ struct Plain {
   int64_t K;
 };
 
-// tile[row][column] = m at row r0 + row, column k0 + column; zero outside. Neighbouring threads read neighbouring
-// addresses.
+// tile[row][column] = m at row r0 + row, column k0 + column; zero outside. Neighbouring threads
+// read neighbouring addresses.
 template <class T>
 __device__ inline void load_tile(float (&tile)[kTile][kTile + 1], const Matrix<T>& m, int64_t r0, int64_t k0,
                                  int64_t K) {

@@ -29,8 +29,8 @@ struct Ring {  // the place in the ring of stages
   }
 };
 
-// What a thread block loads of a stage: all of its own operand; half of the one that its cluster shares, for both
-// blocks.
+// What a thread block loads of a stage: all of its own operand; half of the one that its cluster
+// shares, for both blocks.
 template <class F>
 __device__ inline void load_stage(const Params& p, const Tile& t, int k, uint32_t to, uint32_t barrier, int rank) {
   const int a_row = F::kSums ? t.m : t.row + t.m, at = (F::kSums ? t.row : 0) + k;

@@ -1,6 +1,6 @@
 #pragma once
-// Instructions that C++ has no name for and several kernels use. Hopper's own: hopper.cuh (copies, barriers),
-// wgmma.cuh.
+// Instructions that C++ has no name for and several kernels use. Hopper's own: hopper.cuh
+// (copies, barriers), wgmma.cuh.
 #include <cuda_runtime.h>
 
 #include <cstdint>

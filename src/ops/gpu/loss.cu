@@ -1,6 +1,6 @@
 // Cross-entropy, one thread block a row. The first pass finds maximum and sum together (online softmax, Milakov &
-// Gimelshein 2018, arXiv:1805.02867) and keeps the row in shared memory if it fits; the second overwrites the logits by
-// their gradient.
+// Gimelshein 2018, arXiv:1805.02867) and keeps the row in shared memory if it fits; the second overwrites the
+// logits by their gradient.
 #include "device/gpu_code.h"
 #include "ops/gpu/instructions.cuh"
 #include "ops/gpu/reduce.cuh"

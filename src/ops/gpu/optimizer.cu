@@ -84,8 +84,8 @@ __device__ inline void rounding4(uint32_t (&random)[4], uint64_t key, uint64_t f
   }
 }
 
-// Updates the thread's elements of a chunk, kGroups times four, all loaded before the first is used. Returns their
-// amax.
+// Updates the thread's elements of a chunk, kGroups times four, all loaded before the first is
+// used. Returns their amax.
 template <class W, class M, class G>
 __device__ uint32_t update(const Piece& p, int64_t chunk, AdamwScalars<float> a, uint64_t key) {
   constexpr int kGroups = kChunk / kThreads / 4;

@@ -98,9 +98,9 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(total.numel() == C && partial.numel() >= P * C, total.shape, " += columns of ", x.shape);
   if (N == 0) return;
   const unsigned columns = blocks_for(C, 256);
-  // Four loads of a warp are in flight at once. At most four blocks an SM, as each leaves a row of partial sums. They
-  // are a single wave, which would spread unevenly unless it finds all SMs free: hence no programmatic dependent
-  // launch.
+  // Four loads of a warp are in flight at once. At most four blocks an SM, as each leaves a row of partial
+  // sums. They are a single wave, which would spread unevenly unless it finds all SMs free: hence no
+  // programmatic dependent launch.
   const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(2 * P, columns)});
   const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {

@@ -17,8 +17,8 @@ struct Slots {
   bool most_recent, te_compat, power_of_2, rescale;
 };
 
-// A block has 32 slots x 32 threads. Rolling moves row i+1 to row i, 32 rows at a time: all of them are read before any
-// is written.
+// A block has 32 slots x 32 threads. Rolling moves row i+1 to row i, 32 rows at a time: all of them are
+// read before any is written.
 __global__ void __launch_bounds__(1024) update_kernel(const Slots a) {
   __shared__ float maxima[32][33];
   const int slot = threadIdx.x % 32, lane = threadIdx.x / 32;

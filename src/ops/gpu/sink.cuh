@@ -91,9 +91,9 @@ __device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8]
   return codes;
 }
 
-// The same for both vectors of a unit, if the neighbouring lane (lane ^ 1) has the columns next to each of them: the
-// even lane stores 16 codes of the first vectors, the odd one of the second. Called by all lanes; in: whether it has
-// values.
+// The same for both vectors of a unit, if the neighbouring lane (lane ^ 1) has the columns next to each of
+// them: the even lane stores 16 codes of the first vectors, the odd one of the second. Called by all lanes;
+// in: whether it has values.
 template <DType kFormat, class T>
 __device__ inline void emit_pair(uint2 (&codes)[2], const Sink<T>& out, int64_t row, const Place& p, bool in,
                                  const float (&y)[2][8], float scale, uint32_t& amax) {

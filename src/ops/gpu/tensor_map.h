@@ -1,7 +1,7 @@
 #pragma once
-// Tensor maps: TMA's descriptors of tensors in global memory, which it copies in boxes. Lines of a box, of at most 128
-// bytes, get the 128-byte swizzle that wgmma reads (wgmma.cuh). Outside the tensor, loads give zeros and stores write
-// nothing.
+// Tensor maps: TMA's descriptors of tensors in global memory, which it copies in boxes. Lines of a box, of at
+// most 128 bytes, get the 128-byte swizzle that wgmma reads (wgmma.cuh). Outside the tensor, loads give zeros
+// and stores write nothing.
 #include <cuda.h>
 
 #include <array>

@@ -52,8 +52,8 @@ __device__ inline uint64_t advanced(uint64_t descriptor, int by) {  // only the 
 __device__ inline uint64_t zero_descriptor(uint32_t address) {
   return uint64_t((address & 0x3FFFF) >> 4) | uint64_t{1} << 62;
 }
-// Makes this thread's ordinary stores to shared memory visible to wgmma and TMA (the async proxy), once a barrier has
-// followed.
+// Makes this thread's ordinary stores to shared memory visible to wgmma and TMA (the async proxy),
+// once a barrier has followed.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // clang-format off
