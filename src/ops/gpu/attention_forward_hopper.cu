@@ -13,6 +13,8 @@ namespace octet::BACKEND {
 namespace hopper {
 namespace {
 
+// full: the producer arrives, with the bytes of its copies; the consumers wait. empty: each warp that read the tile
+// arrives; the producer waits before it overwrites it.
 template <class F>
 __device__ inline void init_barriers(uint32_t shared) {
   for (int g = 0; g < F::kGroups; ++g) {

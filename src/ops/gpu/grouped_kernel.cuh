@@ -6,6 +6,10 @@
 // blocks of a cluster compute neighbouring tiles; of the operand that both read, each loads one half, by multicast. A
 // stage holds 128 bytes of the contracted axis (64 bf16 or 128 FP8), in blocks of 64 lines (wgmma.cuh).
 //
+// Each stage has two mbarriers in each block. `full` completes when the producer has arrived and the bytes of the
+// copies of both blocks are there: the consumers wait for it. `empty` has one arrival of each consumer warp of both
+// blocks: the producers wait for it before they overwrite the stage, as each writes into both blocks' shared memory.
+//
 // FP8 with split accumulation: the tensor cores accumulate with about 14 bits, so every 128 products are summed from
 // zero and then added to fp32 registers.                           DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437
 #include <type_traits>

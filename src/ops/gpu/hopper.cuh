@@ -9,7 +9,10 @@
 
 namespace octet::BACKEND::hopper {
 
-// ---- mbarriers, named by their address in the block's shared memory
+// ---- mbarriers, named by their address in the block's shared memory. A barrier completes a phase when all arrivals
+// and all expected bytes are there; phases have parity 0, 1, 0, … mbarrier_wait(b, p) returns once the current phase
+// has another parity than p, that is, once the last phase of parity p is complete: on a fresh barrier a wait for parity
+// 1 returns at once.
 __device__ inline void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -98,6 +101,7 @@ __device__ inline void tma_store_wait() { asm volatile("cp.async.bulk.wait_group
 __device__ inline void store_shared(uint32_t to, float4 v) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
+// Named barrier 1 + warpgroup; 0 is __syncthreads().
 __device__ inline void warpgroup_sync(int warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
 }
@@ -106,7 +110,8 @@ __device__ inline void warpgroup_sync(int warpgroup) {
 // registers, without moves between the products.
 __device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// setmaxnreg: producer warpgroups give registers, which consumer warpgroups take. kCount: registers a thread, then.
+// setmaxnreg: producer warpgroups give registers up, consumer warpgroups take them. kCount: registers a thread
+// afterwards. (CUTLASS: warpgroup_reg_dealloc, warpgroup_reg_alloc.)
 template <int kCount>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
