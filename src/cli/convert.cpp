@@ -76,17 +76,17 @@ Command convert_command() {
   return {
       .name = "convert",
       .usage = "--from FORMAT --input FILE ... --out FILE.tokens [OPTIONS]",
-      .summary = "turn token files of llm.c, llm.q, Megatron-LM or nanoGPT into one of octet's",
+      .summary = "convert token files of llm.c, llm.q, Megatron-LM or nanoGPT to octet's",
       .options = {{"from", "FORMAT",
                    "llm.c, llm.q, megatron, npy; an array of ids alone: uint16, uint32, int32, int64"},
-                  {"input", "FILE ...", "its files; * and ? match many. megatron: NAME.bin, with NAME.idx beside it",
-                   "", true},
+                  {"input", "FILE ...",
+                   "token files to read; * and ? match many. megatron: NAME.bin, with NAME.idx next to it", "", true},
                   {"out", "PATH", "the token file to write"},
-                  {"vocab-size", "N", "entries of the vocabulary that the ids are of (llm.q's files say it)"},
+                  {"vocab-size", "N", "entries of the ids' vocabulary (llm.q: as its files say)"},
                   {"tokenizer", "PATH", "instead: the tokenizer that made the ids, noted in the token file"},
                   {"bos-id", "ID", "a document begins with each of these (megatron: its index says where)"},
                   {"eos-id", "ID", "a document ends with each of these"},
-                  {"unmarked", "", "neither: each file is one document"},
+                  {"unmarked", "", "no such ids: each file is one document"},
                   {"json", "", "print what was written as JSON"}},
       .more =
           "The files are read as one stream, in the order given: a document may go on in the next one.\n\n"

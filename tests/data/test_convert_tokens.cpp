@@ -360,7 +360,7 @@ TEST_F(Convert, AnInputIsNotOverwritten) {
   dir.write("out.tokens", ids_as<uint16_t>({1, 2, 3}));
   ConvertOptions o = options("uint16", {"out.tokens"});
   o.marked = false;
-  EXPECT_TRUE(has(error_of<InputError>([&] { convert_tokens(o); }), "also read"));
+  EXPECT_TRUE(has(error_of<InputError>([&] { convert_tokens(o); }), "also an input"));
   EXPECT_EQ(read_file(out()).size(), 6u);
 }
 
