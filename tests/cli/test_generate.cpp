@@ -214,7 +214,7 @@ TEST_F(Generate, RefusesWhatIsNoModel) {
   std::filesystem::remove(cut / "model.safetensors");
   expect_refused(says(cut, ids), {"model.safetensors"});
   std::filesystem::copy_file(golden("llama-gqa/model.safetensors"), cut / "model.safetensors");
-  expect_refused(says(cut, ids), {"another model"});
+  expect_refused(says(cut, ids), {"does not hold the model"});
   write_file(cut / "config.json", "{");
   expect_refused(says(cut, ids), {"config.json"});
 }
