@@ -5,12 +5,14 @@
 //   optimizer.safetensors  NAME.m and NAME.v, moments
 //   fp8.safetensors        scales and histories by name, where there are any; other ranks' own: fp8.rank-N.safetensors
 //   state.json             step, samples, tokens, counters, loss scale, resolved config, fingerprints, layers that left
-//   FP8 plans.jsonl            which product plans timing chose: the same bits after a resume tokenizer.model where
-//   data.tokenizer names it checksums.json         of every tensor and file above (data/checksums.h) COMPLETE written
-//   last: a folder without it is a save that was cut short, and is ignored
-// A save is staged in a folder of another name, made durable, and renamed: what was saved before is never harmed, nor
-// by another run (data/run_folder.h). Ranks write their own ranges of the same files and read any: a run resumes on any
-// number of ranks.
+//                          FP8
+//   plans.jsonl            the product plans that timing chose, so that a resumed run computes the same bits
+//   tokenizer.model        where data.tokenizer names it
+//   checksums.json         of every tensor and file above (data/checksums.h)
+//   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
+// A save is staged in a folder of another name, made durable, and renamed: earlier checkpoints are never harmed, nor is
+// one run's folder by another run (data/run_folder.h). Ranks write their own ranges of the same files and read any
+// range: a run resumes on any number of ranks.
 #include <deque>
 #include <filesystem>
 #include <map>

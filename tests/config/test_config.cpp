@@ -184,7 +184,7 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
   expect({"training.micro_batch_size=3"},
          "training.global_batch_size (32) is not a multiple of training.micro_batch_size (3)");
   expect({"training.micro_batch_size=8"},
-         "training.global_batch_size (32) is no multiple of training.micro_batch_size (8) times 3 ranks", 3);
+         "training.global_batch_size (32) is not a multiple of training.micro_batch_size (8) times 3 ranks", 3);
   expect({"schedule.min_lr=1"}, "schedule.min_lr (1) is above schedule.lr (0.0003)");
   expect({"data.train=[\"a\",\"b\"]", "data.weights=[1]"}, "data.weights has 1 entries for 2 of data.train");
   expect({"precision.master_dtype=fp64"}, "precision.master_dtype: fp64 needs precision.param_dtype fp64");
