@@ -276,7 +276,7 @@ class Run {
       bad_input(from->string(), " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
     if (r.data && r.data != data_print_)
-      log_warning("the training data or its order is not that of ", from->string(), ": sample ", r.done.samples,
+      log_warning("the training data or its order differs from that of ", from->string(), ": sample ", r.done.samples,
                   " of the new data comes next");
     const int64_t last = total_steps(config_, r.done);
     if (r.tokens_per_step && r.tokens_per_step != tokens_per_step(config_) && host_.rank() == 0)
