@@ -158,7 +158,7 @@ void evaluate_questions(ModelRun& run, const std::string& model, std::vector<Que
       longest = std::max(longest, int64_t(r.ids.size()));
     }
   const int64_t B = std::min(int64_t(*run.config.training.micro_batch_size), int64_t(rows.size()));
-  const int64_t T = longest - 1;                   // what the last token predicts is not asked
+  const int64_t T = longest - 1;                   // the prediction after the last token is not needed
   run.config.data.intra_document_mask.set(false);  // a row is one document
   run.config.training.seq_len.set(T);
   run.config.training.micro_batch_size.set(B);
@@ -298,21 +298,19 @@ Command eval_command() {
       {"separator", "TEXT", "separates the documents of a text file", "<|endoftext|>"},
       {"json", "", "print the figures as JSON"}};
   for (const OptionSpec& o : model_run_options()) options.push_back(o);
-  return {
-      .name = "eval",
-      .usage = "MODEL --data FILE ... [--multiple-choice FILE ...] [OPTIONS]",
-      .summary = "loss, perplexity and bits per byte of text; accuracy on questions",
-      .options = options,
-      .more =
-          "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder as transformers saves it.\n"
-          "A file is cut in sequences; every token but its first is predicted once, from those before it in its\n"
-          "sequence; with data.intra_document_mask=true, as in a checkpoint whose training had it, from those of its\n"
-          "own document. Bits per byte count the bytes of the text, whatever the tokenizer. In questions the answer "
-          "is\n"
-          "the ending with the largest log-probability behind \"ctx \", or the largest for its characters.\n\n"
-          "  octet eval out/tiny_llama --data out/data/validation.tokens more.txt\n"
-          "  octet eval Llama-2-7b-hf --multiple-choice hellaswag_val.jsonl --batch 32 --json\n",
-      .run = eval};
+  return {.name = "eval",
+          .usage = "MODEL --data FILE ... [--multiple-choice FILE ...] [OPTIONS]",
+          .summary = "loss, perplexity and bits per byte of text; accuracy on questions",
+          .options = options,
+          .more =
+              "MODEL is a checkpoint, a folder of them (the newest is taken), or a folder saved by transformers.\n"
+              "A file is cut into sequences; every token but the first is predicted once, from those before it in\n"
+              "its sequence or, with data.intra_document_mask=true (as in a checkpoint trained with it), in its\n"
+              "document. Bits per byte refer to the bytes of the text, whatever the tokenizer. The answer to a\n"
+              "question is the ending with the largest log-probability after \"ctx \", in total or per character.\n\n"
+              "  octet eval out/tiny_llama --data out/data/validation.tokens more.txt\n"
+              "  octet eval Llama-2-7b-hf --multiple-choice hellaswag_val.jsonl --batch 32 --json\n",
+          .run = eval};
 }
 
 }  // namespace octet

@@ -54,7 +54,7 @@ TEST(IntraDocument, TrainsAndFivePlusFiveStepsAreTen) {
         << file;
   const Ran without = train("parts", {"training.steps=11"});
   expect_done(without, {"step 11/11"});
-  EXPECT_TRUE(has(without.err, "the training data or its order is not that of")) << without;
+  EXPECT_TRUE(has(without.err, "the training data or its order differs from that of")) << without;
 }
 
 TEST(IntraDocument, TwoRanksHaveTheLossesOfOne) {
