@@ -203,6 +203,7 @@ Tensor state_of(Runner& r, StepState s, bool reported) {
 // d pieces of about n elements. kA: bf16 masters; kB: bf16 moments; kC: bf16 gradients; kD: skipped. kQ: fp32 weights
 void run_adamw(Runner& r) {
   const DType master = r.has(kA) ? DType::bf16 : DType::f32, moment = r.has(kB) ? DType::bf16 : DType::f32;
+  const Compare how = r.has(kD) ? Compare::bits : r.has(kA) ? Compare::rounded : Compare::close;
   std::vector<AdamwPiece> pieces;
   for (int64_t i = 0; i < r.k.d; ++i) {
     const Shape shape{r.k.n + (i % 3 ? 8 * i : i)};
@@ -211,9 +212,7 @@ void run_adamw(Runner& r) {
     p.master = r.report("master", r.input(master, shape)), p.m = r.report("m", r.input(moment, shape, 0.1));
     p.v = r.report("v", r.positive(moment, shape, 0.01)),
     p.grad = r.input(r.has(kC) ? DType::bf16 : DType::f32, shape, 0.1);
-    if (i % 4 != 3)
-      p.weights = r.output("weights", r.as(r.has(kQ) ? DType::f32 : DType::bf16), shape,
-                           r.has(kD) ? Compare::bits : Compare::close);
+    if (i % 4 != 3) p.weights = r.output("weights", r.as(r.has(kQ) ? DType::f32 : DType::bf16), shape, how);
     if (i % 2 == 0) p.amax = r.report("amax", r.place(DType::u32, {1}, &start), Compare::scalar).ptr<uint32_t>();
     p.decay = i % 2 ? 0 : 0.1, p.stream = uint64_t(i) + 17, p.first = 1000 * i;
     pieces.push_back(p);

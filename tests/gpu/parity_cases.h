@@ -10,7 +10,8 @@
 
 namespace octet::parity {
 
-enum class Compare { bits, close, codes, scalar };  // scalar: one fp32, to 1e-5
+// scalar: one fp32, to 1e-5; rounded: fp32 values that were rounded to bf16 on the way, at random perhaps
+enum class Compare { bits, close, codes, scalar, rounded };
 
 struct Output {
   std::string name;

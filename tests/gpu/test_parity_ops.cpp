@@ -75,7 +75,8 @@ void expect_same(const Output& a, const Output& b, const std::string& where) {
   } else if (a.compare == Compare::scalar) {
     EXPECT_NEAR(scalar_of(b), scalar_of(a), 1e-5 * scalar_of(a)) << where;
   } else {
-    EXPECT_LT(distance(values_of(a), values_of(b), least_norm(a)), a.dtype == DType::bf16 ? 1e-5 : 1e-10) << where;
+    const bool in_bf16 = a.dtype == DType::bf16 || a.compare == Compare::rounded;
+    EXPECT_LT(distance(values_of(a), values_of(b), least_norm(a)), in_bf16 ? 1e-5 : 1e-10) << where;
   }
 }
 
