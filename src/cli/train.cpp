@@ -39,7 +39,8 @@ int train(const Arguments& arguments, Host* mpi) {
 
 Command train_command() {
   std::vector<OptionSpec> options{
-      {"resume", "auto|PATH|none", "continue from the newest checkpoint, from this one, or start anew", "auto"},
+      {"resume", "auto|PATH|none",
+       "continue from the newest checkpoint, from this one (or a run's newest), or start anew", "auto"},
       {"dry-run", "", "print the plan instead of running; needs neither GPU nor data"}};
   for (const OptionSpec& o : plan_options()) options.push_back(o);
   return {.name = "train",

@@ -53,8 +53,9 @@ struct CheckpointConfig : Section {
       "GiB of host memory in which a rank holds what a save has still to write, while training goes on (0: training "
       "waits for each save; -1: half of what is free on the machine, shared by its ranks)",
       at_least(-1)};
-  Option<std::string> resume{this, "resume", "auto",
-                             "auto: from the newest checkpoint of checkpoint.dir, if any; none; or the path of one"};
+  Option<std::string> resume{
+      this, "resume", "auto",
+      "auto: from the newest checkpoint of checkpoint.dir, if any; none; or the path of one, or of a run's folder"};
 };
 
 struct LogConfig : Section {

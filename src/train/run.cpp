@@ -125,7 +125,8 @@ void warn_of_others(const RunConfig& c, const std::string& dir) {
   const std::string how = c.checkpoint.resume;
   if (how == "auto" || there.empty()) return;
   const int64_t last = checkpoint_step(there.back());
-  const std::filesystem::path from = how, folder = from.has_filename() ? from : from.parent_path();
+  const std::filesystem::path from = how;
+  const auto folder = newest_checkpoint(from).value_or(from.has_filename() ? from : from.parent_path());
   std::error_code none;
   if (how == "none" || (std::filesystem::exists(folder, none) && checkpoint_step(folder) < last))
     log_warning(dir, " holds checkpoints of another run up to step ", last,
@@ -232,12 +233,11 @@ class Run {
   }
 
   std::optional<std::filesystem::path> resume_from() const {
-    const std::string how = config_.checkpoint.resume, dir = config_.checkpoint.dir;
+    const std::string how = config_.checkpoint.resume, dir = how == "auto" ? *config_.checkpoint.dir : how;
     if (how == "none" || (how == "auto" && dir.empty())) return {};
-    if (how != "auto") return how;
-    const auto newest =
-        newest_checkpoint(dir);  // rank 0 decides: on a network file system other ranks may see an older state
-    const std::string from = of_rank_0(host_, newest ? newest->string() : "");
+    // Rank 0 decides: on a network file system other ranks may see an older state.
+    const std::string newest = host_.rank() == 0 ? newest_checkpoint(dir).value_or("").string() : "";
+    const std::string from = of_rank_0(host_, newest.empty() && how != "auto" ? how : newest);
     return from.empty() ? std::nullopt : std::optional<std::filesystem::path>(from);
   }
   // Layers that fell back count as excluded.

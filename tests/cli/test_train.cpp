@@ -23,6 +23,9 @@ TEST(Train, FivePlusFiveStepsAreTen) {
                 read_file(parts.path("run/step-00000010/") + file))
         << file;
   expect_done(parts.train({"--resume", parts.path("run/step-00000005"), "training.steps=6"}), {"step 6/6"});
+  const TinyRun next;  // the folder of a run stands for its newest checkpoint
+  expect_done(next.train({"--resume", parts.path("run"), "training.steps=12"}),
+              {"resumed from " + parts.path("run/step-00000010"), "step 12/12"});
   expect_refused(parts.train({"training.steps=3"}), {"step-00000010", "training.steps 3", "--resume none"});
 }
 
