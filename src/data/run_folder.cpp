@@ -54,7 +54,8 @@ void clear_rests(const fs::path& folder) {
   for (const fs::path& rest : rests) {
     const std::string name = rest.filename().string();
     const fs::path final = folder / name.substr(name.starts_with(kReplaced) ? kReplaced.size() : name.size());
-    if (name.starts_with(kReplaced) && !fs::exists(final, none)) fs::rename(rest, final, none);  // the new one was never put in its place
+    if (name.starts_with(kReplaced) && !fs::exists(final, none))
+      fs::rename(rest, final, none);  // the new one was never put in its place
     else fs::remove_all(rest, none);
   }
 }

@@ -42,8 +42,7 @@ std::optional<SavedChecksums> read_saved(const std::filesystem::path& folder, Ho
   }
   text = of_rank_0(host, text);
   if (!text.empty()) return SavedChecksums(folder, text);
-  if (host.rank() == 0)
-    log_warning(folder.string(), " has no ", kChecksumFile, ": it cannot be checked for damage");
+  if (host.rank() == 0) log_warning(folder.string(), " has no ", kChecksumFile, ": it cannot be checked for damage");
   return {};
 }
 
