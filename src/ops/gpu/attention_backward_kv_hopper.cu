@@ -94,11 +94,11 @@ struct KeyTile {
     float dk[F::kD / 2], dv[F::kD / 2];
     clear(dk), clear(dv);
     mbarrier_wait(shared.own_full(), 0);
-    contract(shared, row, k, dk, dv);
+    mainloop(shared, row, k, dk, dv);
     store_results<F>(x.dqkv, row, b, warpgroup, Result{dk, x.p.scale, k, column}, Result{dv, 1, v, column + to_v()});
   }
 
-  __device__ void contract(const Shared<F>& shared, int row, uint32_t own, float (&dk)[F::kD / 2],
+  __device__ void mainloop(const Shared<F>& shared, int row, uint32_t own, float (&dk)[F::kD / 2],
                            float (&dv)[F::kD / 2]) const {
     constexpr int kStreamed = F::kStreamed;
     static_assert(kStreamed == 64);

@@ -100,12 +100,12 @@ struct QueryTile {
     float dq[F::kD / 2];
     clear(dq);
     mbarrier_wait(shared.own_full(), 0);
-    contract(shared, row, q, rows, dq);
+    mainloop(shared, row, q, rows, dq);
     store_results<F>(x.dqkv, row, b, warpgroup, Result{dq, x.p.scale, q, int(h * x.p.layout.q_step)});
   }
 
   // While one half of ds is computed, dp of the other half or dq's product with the first is under way.
-  __device__ void contract(const Shared<F>& shared, int row, uint32_t own, const RowValues& rows,
+  __device__ void mainloop(const Shared<F>& shared, int row, uint32_t own, const RowValues& rows,
                            float (&dq)[F::kD / 2]) const {
     constexpr int kStreamed = F::kStreamed, kParts = kStreamed / 64;
     const BackwardParams& p = x.p;
