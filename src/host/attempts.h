@@ -25,8 +25,7 @@ class Attempts {
       f();
     } catch (const std::exception& e) { keep(e); }
   }
-  bool failed() const { return code_ != 0; }  // here, of what was not agreed about yet
-  void agree();                               // on all ranks; also a barrier. AttemptFailed if an attempt of any failed
+  void agree();  // on all ranks; also a barrier. AttemptFailed if an attempt of any failed
 
  private:
   void keep(const std::exception&);  // from a handler of exceptions
