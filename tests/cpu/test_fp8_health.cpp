@@ -166,6 +166,28 @@ TEST(Fp8Health, ChangesNoBitOfARunAndAddsUpOverRanks) {
   }
 }
 
+TEST(Fp8Health, RanksAddWhatTheyCountAndKeepTheWorst) {
+  run_ranks(3, [](Host& host) {
+    const uint32_t r = uint32_t(host.rank());
+    HealthReport report{.step = 1, .names = {"a.x"}};
+    report.casts = {{.scale = 2,
+                     .amax = float(r + 1),
+                     .elements = 100 + r,
+                     .saturated = 10 + r,
+                     .flushed = 1 + r,
+                     .age = int64_t(5 - r),
+                     .frozen = r == 1}};
+    share(report, host);
+    const CastHealth& h = report.casts[0];
+    EXPECT_EQ(h.elements, 303u);
+    EXPECT_EQ(h.saturated, 33u);
+    EXPECT_EQ(h.flushed, 6u);
+    EXPECT_EQ(h.amax, 3);
+    EXPECT_EQ(h.age, 5);
+    EXPECT_TRUE(h.frozen);
+  });
+}
+
 TEST(Fp8Health, LayersHaveNamesThatExcludeThem) {
   EXPECT_EQ(layer_of("a.b.weight.x"), "a.b");
   EXPECT_EQ(layer_of("a.b.weight.dy"), "a.b");
@@ -182,8 +204,11 @@ TEST(Fp8Health, AlarmsNameTensorFigureAndRemedyAndAsLongAsTheyLastTheyCount) {
   bad.casts[0].saturated = 11;
   HealthReport flushed = calm;
   flushed.casts[1].flushed = 21;
+  HealthReport at_the_limit = calm;
+  at_the_limit.casts[0].saturated = 10;
   HealthWatch watch(config.fp8);
   EXPECT_TRUE(watch.alarms(calm).empty());
+  EXPECT_TRUE(watch.alarms(at_the_limit).empty());
   const auto said = watch.alarms(bad);
   ASSERT_EQ(said.size(), 1u);
   for (const char* part : {"a.weight.x", "step 1", "11% of its values saturate", "above 10%", "fp8.amax_history_len",
@@ -200,6 +225,7 @@ TEST(Fp8Health, AlarmsNameTensorFigureAndRemedyAndAsLongAsTheyLastTheyCount) {
   config.fp8.alarm_flushed.set(0);  // never
   EXPECT_TRUE(watch.alarms(flushed).empty());
   config.fp8.fallback.set(false);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(watch.alarms(bad).size(), 1u);
   EXPECT_TRUE(watch.take_fallbacks().empty());
 }
 

@@ -109,6 +109,32 @@ TEST(Fp8Ranks, RanksAgreeWithinTheirGroup) {
   EXPECT_TRUE(none[0] != none[1] && none[0] != none[2] && none[1] != none[3]);
 }
 
+// Before there is a history each rank measures its own slice; the scale fits the whole weight on all of them.
+TEST(Fp8Ranks, DelayedScalesOfColdWeightsFitTheWholeWeights) {
+  for (const bool powers : {false, true}) {
+    const RunConfig config = tiny_config(fp8({"training.micro_batch_size=1", "fp8.weight_scaling=delayed",
+                                              concat("fp8.power_of_2_scales=", powers ? "true" : "false")}));
+    const Threads one{1};
+    ScaleMap fitted;
+    TinyTrainer whole(config);
+    whole.session.params.for_each_group([&](const std::string& name, const Param& p, const ParameterStore::Local& l) {
+      if (p.slot < 0) return;
+      double amax = 0;
+      for (double w : values(l.master)) amax = std::max(amax, std::abs(w));
+      const float scale = 448 / float(amax);
+      fitted[name] = powers ? std::exp2(std::floor(std::log2(scale))) : scale;
+    });
+    ASSERT_EQ(fitted.size(), 8u);
+    for (const int ranks : {1, 2, 4})
+      run_ranks(ranks, [&](Host& host) {
+        TinyTrainer t(config, host);
+        const ScaleMap scales = scales_of(t.session);
+        for (const auto& [name, scale] : fitted)
+          EXPECT_EQ(scales.at(name), scale) << name << " on rank " << host.rank();
+      });
+  }
+}
+
 TEST(Fp8Ranks, ScalesThatRanksDoNotShareAreResumedByEachRank) {
   Scratch folder;
   const RunConfig config =

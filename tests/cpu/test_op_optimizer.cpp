@@ -145,6 +145,26 @@ TEST(OpOptimizer, RandomBitsBelongToTheElementWhateverTheSplit) {
   EXPECT_FALSE(same_bits(a.master, c.master));  // another step draws anew
 }
 
+TEST(OpOptimizer, RandomBitsDifferBySeedStepParameterElementAndTensor) {
+  const uint64_t key = rounding_key(1, 2, 3);
+  for (const uint64_t other : {rounding_key(7, 2, 3), rounding_key(1, 7, 3), rounding_key(1, 2, 7)})
+    EXPECT_NE(rounding_bits(key, 0), rounding_bits(other, 0));
+  constexpr int n = 1 << 16;
+  std::vector<std::vector<double>> draws;  // of even and odd elements for each tensor, centred
+  for (const Rounded what : {Rounded::m, Rounded::v, Rounded::master})
+    for (const uint64_t odd : {0, 1}) {
+      std::vector<double>& all = draws.emplace_back();
+      for (uint64_t i = 0; i < n; ++i)
+        all.push_back(rounding_part(rounding_bits(key, 2 * i + odd), what) / 32768. - (65535. / 65536));
+    }
+  for (size_t a = 0; a < draws.size(); ++a)
+    for (size_t b = 0; b <= a; ++b) {
+      double product = 0;
+      for (size_t i = 0; i < n; ++i) product += draws[a][i] * draws[b][i] / n;
+      EXPECT_NEAR(product, a == b ? 1. / 3 : 0, 0.01) << a << " and " << b;  // six deviations
+    }
+}
+
 TEST(OpOptimizer, AnyNumberOfThreadsGivesTheSameBits) {
   StepState state;
   state.updates = 1;
@@ -209,6 +229,10 @@ TEST(OpOptimizer, ADynamicLossScaleHalvesWhereAStepIsSkippedAndGrowsAfterGoodOne
   s.squares = 0, s.loss_scale = 0x1p23f;
   for (int i = 0; i < 3; ++i) s = finished(s, 1, 1);
   EXPECT_EQ(s.loss_scale, 0x1p24f);  // no more
+  s.loss_scale = 0x1.8p23f;
+  EXPECT_EQ(finished(s, 1, 1).loss_scale, 0x1p24f);  // nor by steps that do not meet the bounds
+  s.squares = INFINITY, s.loss_scale = 1.5;
+  EXPECT_EQ(finished(s, 1, 1).loss_scale, 1);
 }
 
 }  // namespace

@@ -175,6 +175,26 @@ TEST(OpValues, RoutesOfNanAreKDifferentExpertsWithNanWeights) {
   for (const double w : values(route.weight)) EXPECT_TRUE(std::isnan(w));
 }
 
+TEST(OpValues, JitterIsUniformAroundOneAndOfItsSeed) {
+  Lab lab;
+  constexpr int64_t n = 30000;
+  const Tensor x = lab.normal(DType::f64, {n}, 1, 9), y = lab.empty(DType::f64, {n}),
+               other = lab.empty(DType::f64, {n});
+  moe_jitter(lab.stream(), y, x, 0.1, 5);
+  moe_jitter(lab.stream(), other, x, 0.1, 6);
+  double mean = 0, square = 0, both = 0, largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto draw = [&](const Tensor& t) { return (t.ptr<double>()[i] / x.ptr<double>()[i] - 1) / 0.1; };
+    const double a = draw(y), b = draw(other);
+    mean += a / n, square += a * a / n, both += a * b / n, largest = std::max(largest, std::abs(a));
+  }
+  EXPECT_LE(largest, 1 + 1e-9);
+  EXPECT_GT(largest, 0.999);
+  EXPECT_NEAR(mean, 0, 0.02);  // six deviations
+  EXPECT_NEAR(square, 1. / 3, 0.01);
+  EXPECT_NEAR(both, 0, 0.012);
+}
+
 TEST(OpValues, SwigluOfExtremeGatesIsFinite) {
   Lab lab;
   const Tensor gu = lab.of<float>({-200, 200, -90, 1, 1, 1}), y = lab.empty(DType::f32, {1, 3});

@@ -33,6 +33,27 @@ TEST_F(Resume, WhicheverProductsAreInFp8) {
   }
 }
 
+// A slot whose only maximum was infinite is still cold, however many updates there were; and the count says of it.
+TEST_F(Resume, ASlotThatIsStillColdStaysSo) {
+  const RunConfig c = config(fp8({"fp8.update_every=step"}));
+  TinyTrainer whole(c), resumed(c);
+  DelayedScaling& scaling = whole.session.scaling;
+  scaling.state().amax.ptr<uint32_t>()[3] = std::bit_cast<uint32_t>(INFINITY);
+  whole.run(1);
+  load_checkpoint(resumed, whole.save());
+  expect_same(bits_of(resumed), bits_of(whole));
+  const auto then = resumed.session.scaling.save(resumed.session.stream);
+  ASSERT_EQ(then.updates, 1);
+  for (int i = 0; i < scaling.size(); ++i) {
+    const DelayedScaling& other = resumed.session.scaling;
+    EXPECT_EQ(scaling.measures_first(scaling.measured(i)), i == 3) << scaling.names()[size_t(i)];
+    EXPECT_EQ(other.measures_first(other.measured(i)), i == 3) << scaling.names()[size_t(i)];
+    EXPECT_EQ(then.nonfinite[size_t(i)], i == 3 ? 1u : 0u);
+  }
+  whole.run(2), resumed.run(2);
+  expect_same(bits_of(resumed), bits_of(whole));
+}
+
 // Adam's first update is of the size of the learning rate; moments that are zero after many are not divided so.
 TEST_F(Resume, WithoutMomentsTheNextUpdateIsTheFirst) {
   const RunConfig c = config({"optimizer.weight_decay=0", "schedule.warmup_steps=0", "schedule.kind=constant"});

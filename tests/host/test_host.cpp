@@ -110,7 +110,7 @@ TEST(Threads, WhoWaitsForADeviceIsTold) {
 
 // Ranks 0 and 1 are in a group; rank 3 of another fails while 0 reads what 1 owns, and 1 waits for it.
 TEST(Threads, WhatIsStillReadOutlivesAFailureElsewhere) {
-  std::atomic<bool> reading = false, gone_too_early = false;
+  std::atomic<bool> begun = false, reading = false, gone_too_early = false;
   struct Memory {
     std::atomic<bool>&reading, &gone_too_early;
     Memory(std::atomic<bool>& r, std::atomic<bool>& g) : reading(r), gone_too_early(g) {}
@@ -120,13 +120,13 @@ TEST(Threads, WhatIsStillReadOutlivesAFailureElsewhere) {
     const auto group = host.split(host.rank() / 2, 2);
     if (host.rank() == 2) host.barrier();
     if (host.rank() == 3) {
-      while (!reading) std::this_thread::yield();
+      while (!begun) std::this_thread::yield();
       bad_input("lost");
     }
     const auto memory = host.rank() == 1 ? std::make_unique<Memory>(reading, gone_too_early) : nullptr;
     group->barrier();
     if (host.rank() == 0) {
-      reading = true;
+      reading = begun = true;
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       reading = false;
     }
