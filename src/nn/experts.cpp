@@ -19,14 +19,16 @@ ExpertLinear::ExpertLinear(Builder b, const std::vector<std::vector<ParameterSto
   if (!recipe_.fp8()) return;
   per_expert_ = b.recipe.per_expert_scales;
   const size_t slots = per_expert_ ? parts.size() : 1;
-  const auto add = [&](const char* what, DType format) {  // every rank has slots of all experts: checkpoints hold all
+  const auto add = [&](Forms forms, const char* what,
+                       DType format) {  // every rank has slots of all experts: checkpoints hold all
+    if (!forms.q && !forms.q_t) return -1;
     const int begin = b.scaling.size();
     for (size_t e = 0; e < slots; ++e) b.scaling.add(parts[e][0].name + what, format);
     if (per_expert_) b.scaling.group_slots(begin, int(slots));
     return begin + int(per_expert_ ? first : 0);
   };
-  x_slot_ = add(".x", DType::e4m3);
-  dy_slot_ = add(".dy", b.recipe.gradient_format);
+  x_slot_ = add(recipe_.x(), ".x", DType::e4m3);
+  dy_slot_ = add(recipe_.dy(), ".dy", b.recipe.gradient_format);
 }
 
 Operand ExpertLinear::codes(const Operand& x, size_t e, int64_t first, int64_t count) const {

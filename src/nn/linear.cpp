@@ -17,9 +17,11 @@ Linear::Linear(Builder b, const std::vector<ParameterStore::Part>& parts, const 
   recipe_ = b.recipe.linear(names, options.layer, shape);
   w_ = b.params.add(parts, {.std = options.std}, recipe_.w());
   if (!options.bias.empty()) b_ = b.params.add({{options.bias, {shape[0]}}}, {});
-  if (!recipe_.fp8()) return;
-  x_slot_ = b.scaling.add(parts[0].name + ".x", DType::e4m3);
-  dy_slot_ = b.scaling.add(parts[0].name + ".dy", b.recipe.gradient_format);
+  const auto slot = [&](Forms forms, const char* what, DType format) {
+    return forms.q || forms.q_t ? b.scaling.add(parts[0].name + what, format) : -1;
+  };
+  x_slot_ = slot(recipe_.x(), ".x", DType::e4m3);
+  dy_slot_ = slot(recipe_.dy(), ".dy", b.recipe.gradient_format);
 }
 
 // What wgrad reads is saved for the backward pass: the plain form, or the FP8 transpose. What only fprop

@@ -72,16 +72,28 @@ void DelayedScaling::update(Stream& s, Comm* group, Tensor state) {
   if (size()) ++updates_;
 }
 
-// A first maximum that is not finite leaves neither history nor scale: such a slot still measures itself. (Transformer
-// Engine's rule takes it into the history.) The maxima are those of the group, so that its ranks agree.
+// A first maximum that is zero or not finite leaves neither history nor scale: such a slot still measures itself.
+// (Transformer Engine's rule takes what is not finite into the history.) The maxima are those of the group, so that its
+// ranks agree. Slots of groups are not waited for: those that were not used inherit a scale on the device.
 void DelayedScaling::mark_warm(Stream& s) {
   if (std::count(cold_.begin(), cold_.end(), 1) == 0) return;
-  std::vector<uint32_t> amax(size_t(size()), 0);
-  if (!options_.te_compat && !options_.cold_scale_one && !options_.current) {
+  const size_t S = size_t(size());
+  std::vector<uint32_t> amax(S);
+  std::vector<float> largest(S, 0.f);
+  if (!options_.cold_scale_one && !options_.current) {
     copy_to_host(s, amax.data(), state_.amax.data, state_.amax.bytes());
+    copy_to_host(s, largest.data(), state_.largest.data, state_.largest.bytes());
     s.synchronize();
   }
-  for (size_t i = 0; i < amax.size(); ++i) cold_[i] = cold_[i] && !(std::bit_cast<float>(amax[i]) <= kLargestFloat);
+  std::vector<char> grouped(S, 0);
+  for (size_t g = 0; g < slot_groups_.size(); g += 2)
+    std::fill_n(grouped.begin() + slot_groups_[g], slot_groups_[g + 1], char{1});
+  for (size_t i = 0; i < S; ++i) {
+    const bool finite = std::bit_cast<float>(amax[i]) <= kLargestFloat,
+               used = amax[i] && (finite || options_.te_compat);
+    const bool unknown = largest[i] == 0;  // not asked, or by the plan engine, where no answer comes
+    if (unknown || used || (grouped[i] && finite)) cold_[i] = 0;
+  }
 }
 
 Slot DelayedScaling::unmeasured(int slot) const {

@@ -83,7 +83,7 @@ class DelayedScaling {
   std::vector<int32_t> slot_groups_;  // first and count of each group
   Tensor groups_{};                   // the same on the device
   ScaleState state_{};
-  void mark_warm(Stream&);  // slots with a finite amax are no longer cold
+  void mark_warm(Stream&);  // slots with a finite amax above zero are no longer cold
   std::vector<char> cold_;
   int64_t updates_ = 0;
   Tensor counts_{}, largest_scale_{};  // (S,2,4) u32; (4) f32

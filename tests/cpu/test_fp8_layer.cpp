@@ -110,6 +110,36 @@ TEST(Fp8Layer, ColdStartMeasuresOrTakesOne) {
   }
 }
 
+// As where no target counts in the first micro-batch, or where an imported model has matrices of zeros.
+TEST(Fp8Layer, ATensorThatWasZeroIsStillMeasuredFirst) {
+  for (const char* length : {"fp8.amax_history_len=1", "fp8.amax_history_len=4"}) {
+    Layer layer(layer_config({length}), 32, 32);
+    layer.set_weights(identity(32));
+    const Tensor x = constant_rows(layer.lab(), {16, 32}, 1), none = layer.lab().zeros(DType::f32, {16, 32}),
+                 dy = constant_rows(layer.lab(), {16, 32}, 1e-7f);
+    for (int i = 0; i < 2; ++i) layer.run(x, none), layer.update();
+    EXPECT_EQ(layer.scale("w.weight.dy"), 1) << length;
+    EXPECT_GT(std::abs(values(layer.run(x, dy).dx)[0]), 9e-8) << length;
+    layer.update();
+    EXPECT_EQ(layer.scale("w.weight.dy"), 57344 / 1e-7f) << length;
+    layer.run(x, none), layer.update();  // no new beginning: its scale is known
+    EXPECT_EQ(values(layer.run(x, constant_rows(layer.lab(), {16, 32}, 1)).dx)[0], -double(1e-7f)) << length;
+  }
+}
+
+TEST(Fp8Layer, OnlyWhatIsCastHasASlot) {
+  const auto slots = [](const char* kept) {
+    std::string names;
+    Layer layer(layer_config({concat("fp8.override_linear_precision=", kept)}), 32, 32);
+    for (const std::string& name : layer.scaling.names()) names += name.substr(8);
+    return names;
+  };
+  EXPECT_EQ(slots("[false,false,false]"), ".x.dy");
+  EXPECT_EQ(slots("[true,true,false]"), ".x.dy");
+  EXPECT_EQ(slots("[false,true,true]"), ".x");
+  EXPECT_EQ(slots("[true,false,true]"), ".dy");
+}
+
 TEST(Fp8Layer, UnderCurrentScalingNoHistoryMatters) {
   const auto spiked = [](const char* recipe) {
     Layer layer(layer_config({concat("fp8.recipe=", recipe)}), 32, 32);
