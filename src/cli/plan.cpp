@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/ranks.h"
+#include "config/globs.h"
 #include "config/layers.h"
 #include "config/schedule.h"
 
@@ -65,6 +66,8 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   }
   const int64_t tokens = tokens_per_step(config), steps = total_steps(config);
   const ScheduleConfig& s = config.schedule;
+  std::vector<std::string> warnings = warnings_of(config);
+  for (std::string& line : warnings_of(config.fp8, plan.shapes)) warnings.push_back(std::move(line));
   return {{"parameters", plan.parameters},
           {"target", card.name},
           {"ranks", ranks},
@@ -98,6 +101,7 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
             {"moments", config.precision.moment_dtype.chosen()}}},
           {"fp8", *config.fp8.enabled},
           {"precision", plan.precision},
+          {"warnings", warnings},
           {"config", resolved(config)}};
 }
 
@@ -160,6 +164,8 @@ void print(const json& plan) {
     std::printf(" %s %s,", what.c_str(), type.get<std::string>().c_str());
   std::printf(" products of the blocks in %s\n", plan["fp8"] == true ? "fp8" : "the type of the weights");
   print_precision(plan["precision"]);
+  if (!plan["warnings"].empty()) std::printf("\nwarnings\n");
+  for (const auto& line : plan["warnings"]) std::printf("  %s\n", line.get<std::string>().c_str());
 }
 
 int run_plan(const Arguments& arguments, Host* mpi) {

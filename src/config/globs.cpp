@@ -67,4 +67,17 @@ bool names_layer(const std::vector<std::string>& patterns, std::string_view laye
   });
 }
 
+// The default names layers of several architectures: who gives other patterns means his own model's.
+std::vector<std::string> warnings_of(const Fp8Config& fp8,
+                                     const std::vector<std::pair<std::string, Shape>>& parameters) {
+  std::vector<std::string> lines;
+  if (!fp8.enabled) return lines;
+  const std::vector<std::string> usual = Fp8Config().exclude;
+  for (const std::string& pattern : *fp8.exclude)
+    if (std::ranges::count(usual, pattern) == 0 &&
+        std::ranges::none_of(parameters, [&](const auto& p) { return names_layer({pattern}, p.first); }))
+      lines.push_back(concat("fp8.exclude: \"", pattern, "\" names no layer of the model (octet plan lists them)"));
+  return lines;
+}
+
 }  // namespace octet

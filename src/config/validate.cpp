@@ -146,6 +146,13 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
          ", and precision.param_dtype ", c.precision.param_dtype);
   unused(c.parallel.shard_degree > 0 && c.parallel.zero_stage == 0, "parallel.", c.parallel.shard_degree,
          "parallel.zero_stage is 0");
+  const Fp8Config& f = c.fp8;
+  Fp8Config usual;
+  const bool no_history = f.enabled && f.recipe == Fp8Recipe::current && f.weight_scaling == WeightScaling::current;
+  for (const OptionBase* option :
+       std::initializer_list<const OptionBase*>{&f.amax_history_len, &f.amax_compute_algo, &f.interval})
+    unused(no_history && option->text() != usual.find(option->name())->text(), "fp8.", *option, "fp8.recipe is ",
+           f.recipe);
   unused(c.fp8.fallback && !c.fp8.enabled, "fp8.", c.fp8.fallback, "fp8.enabled is false");
 
   const int64_t total = total_steps(c), warmup = warmup_steps(s, tokens_per_step(c));  // short runs try things out

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/progress.h"
 #include "base/rng.h"
+#include "config/globs.h"
 #include "config/peaks.h"
 #include "data/checkpoints.h"
 #include "data/run_folder.h"
@@ -179,6 +180,9 @@ class Run {
       log_warning(line);
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();
+    for (const std::string& line :
+         host_.rank() == 0 ? warnings_of(given_.fp8, plan_.shapes) : std::vector<std::string>{})
+      log_warning(line);
     metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
   }
 

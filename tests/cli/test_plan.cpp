@@ -69,6 +69,14 @@ TEST(Plan, RefusesMoreRanksThanItCounts) {  // 2^32 + 1 of them were planned as 
     expect_refused(octet_says({"plan", CONFIGS "/tiny_llama.json", "--ranks", ranks}), {"--ranks", "1000000"});
 }
 
+TEST(Plan, SaysWhatIsNotUsed) {
+  expect_done(octet_says({"plan", CONFIGS "/tiny_llama.json", "fp8.enabled=true", "fp8.exclude=[\"*.donw_proj\"]",
+                          "schedule.decay_steps=3"}),
+              {"warnings", "\"*.donw_proj\" names no layer", "schedule.decay_steps (3) is not used"});
+  const Ran usual = octet_says({"plan", CONFIGS "/tiny_llama.json", "fp8.enabled=true"});
+  EXPECT_EQ(usual.out.find("warnings"), std::string::npos);
+}
+
 TEST(Plan, RefusesWhatTheCardCannotDo) {
   expect_refused(octet_says({"plan", CONFIGS "/llama_1b.json", "--target", "a100", "fp8.enabled=true"}),
                  {"compute capability 8.0", "fp8.enabled=false"});

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "config/config.h"
+#include "config/globs.h"
 #include "config/refusal.h"
 #include "config/schedule.h"
 
@@ -256,6 +257,35 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect({"parallel.shard_degree=2", "parallel.zero_stage=0"},
          "parallel.shard_degree (2) is not used: parallel.zero_stage is 0");
   expect({"fp8.fallback=true"}, "fp8.fallback (true) is not used: fp8.enabled is false");
+  expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8"},
+         "fp8.amax_history_len (8) is not used: fp8.recipe is current");
+  expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8", "fp8.weight_scaling=delayed"}, "");
+}
+
+TEST(Config, PatternsThatNameNoLayerAreToldOf) {
+  const std::vector<std::pair<std::string, Shape>> parameters{{"model.layers.0.mlp.down_proj.weight", {8, 8}}};
+  const auto said = [&](const std::vector<std::string>& overrides) {
+    return warnings_of(tiny(overrides).fp8, parameters);
+  };
+  EXPECT_EQ(said({"fp8.enabled=true"}), std::vector<std::string>{});  // the default is for several architectures
+  EXPECT_EQ(
+      said({"fp8.enabled=true", "fp8.exclude=[\"*.down_proj\", \"*.donw_proj\", \"lm_head\"]"}),
+      std::vector<std::string>{"fp8.exclude: \"*.donw_proj\" names no layer of the model (octet plan lists them)"});
+  EXPECT_EQ(said({"fp8.exclude=[\"*.donw_proj\"]"}), std::vector<std::string>{});
+}
+
+TEST(Config, Fp8HasTheDefaultsOfItsSpecification) {
+  const RunConfig spec = parse_config(R"({"model": {"preset": "tiny-llama"}, "fp8": {
+    "enabled": false, "recipe": "delayed", "format": "HYBRID", "margin": 0, "interval": 1,
+    "amax_history_len": 32, "amax_compute_algo": "max", "reduce_amax": true, "update_every": "microbatch",
+    "cold_start": "current", "weight_scaling": "current", "te_compat": false,
+    "override_linear_precision": [false, false, false], "fast_accum": [true, false, false],
+    "reduce_group": "world", "bf16_first_layers": 0, "bf16_last_layers": 0,
+    "exclude": ["lm_head", "embed*", "*.gate", "*.router"], "eval": false,
+    "all_gather": "fp8", "moe_per_expert_scales": false, "power_of_2_scales": false}})",
+                                      "run.json");
+  EXPECT_EQ(resolved(spec)["fp8"], resolved(tiny({"training.steps=0"}))["fp8"]);
+  EXPECT_EQ(spec.precision.reduce_dtype, DType::f32);
 }
 
 }  // namespace
