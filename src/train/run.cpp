@@ -3,8 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <fstream>
 #include <optional>
 #include <set>
 
@@ -176,13 +174,10 @@ class Run {
         writer_(checkpoint_room(config_, host)) {
     require_same_run(host_, config_, {data_print_, data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
-    for (const std::string& line : host_.rank() == 0 ? warnings_of(config_) : std::vector<std::string>{})
-      log_warning(line);
+    warn(warnings_of(config_));
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();
-    for (const std::string& line :
-         host_.rank() == 0 ? warnings_of(given_.fp8, plan_.shapes) : std::vector<std::string>{})
-      log_warning(line);
+    warn(warnings_of(given_.fp8, plan_.shapes));
     metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
   }
 
@@ -228,6 +223,9 @@ class Run {
   }
 
  private:
+  void warn(const std::vector<std::string>& lines) const {
+    for (size_t i = 0; i < lines.size() && host_.rank() == 0; ++i) log_warning(lines[i]);
+  }
   double useful_flops() const {  // of a step, without recomputation
     RunConfig once = config_;
     once.memory.recompute_blocks.set(0);
