@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/refused.h"
 #include "cli/command.h"
+#include "host/last_words.h"
 
 namespace {
 
@@ -38,9 +39,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) { message = "out of memory"; } catch (const std::exception& e) {
     message = e.what();
   }
-  std::fflush(stdout);
-  const std::string rank = mpi && mpi->size() > 1 ? concat("rank ", mpi->rank(), ": ") : "";
-  std::fprintf(stderr, "%soctet: %s\n", rank.c_str(), message.c_str());
-  if (mpi) mpi->abort(code);
+  if (mpi) end_job(*mpi, message, code);
+  else say_alone(message);
   return code;
 }

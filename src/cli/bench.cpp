@@ -168,7 +168,8 @@ Command bench_command() {
               "  octet bench configs/llama_1b.json fp8.enabled=true --steps 20\n"
               "  octet bench configs/llama_1b.json fp8.enabled=true --ops layers\n"
               "  octet bench configs/tiny_llama.json --steps 3\n",
-          .run = bench};
+          .run = bench,
+          .runs = Command::Runs::on_ranks};
 }
 
 }  // namespace octet

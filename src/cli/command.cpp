@@ -14,14 +14,15 @@ std::vector<Command> commands() {
 }
 
 int run_command(const std::vector<std::string>& words, Host* mpi) {
+  const bool first = !mpi || mpi->rank() == 0;
   if (words.empty()) {
-    std::fputs(general_help().c_str(), stderr);
+    if (first) std::fputs(general_help().c_str(), stderr);
     return 2;
   }
   std::string name = words[0];
   if (name == "--help" || name == "-h") name = "help";
   if (name == "--version") {
-    std::printf("octet %s\n", OCTET_VERSION);
+    if (first) std::printf("octet %s\n", OCTET_VERSION);
     return 0;
   }
   std::vector<std::string> names;
@@ -31,9 +32,13 @@ int run_command(const std::vector<std::string>& words, Host* mpi) {
     const std::vector<std::string> rest(words.begin() + 1, words.end());
     for (const std::string& word : rest)
       if (word == "--help" || word == "-h") {
-        std::fputs(help_of(command).c_str(), stdout);
+        if (first) std::fputs(help_of(command).c_str(), stdout);
         return 0;
       }
+    if (command.runs == Command::Runs::alone && mpi && mpi->size() > 1)
+      bad_input("octet ", name, " runs as one process, and ", mpi->size(),
+                " ranks were started: run it without mpirun");
+    if (command.runs == Command::Runs::on_rank_0 && !first) return 0;
     return command.run(Arguments(command, rest), mpi);
   }
   names.insert(names.end(), {"--help", "--version"});

@@ -28,6 +28,8 @@ struct Command {
   std::vector<OptionSpec> options;
   const char* more;                         // notes and examples
   int (*run)(const Arguments&, Host* mpi);  // mpi: the ranks of mpirun; null when started alone. Returns the exit code.
+  // Under mpirun: not at all, on rank 0 only, or on all ranks together.
+  enum class Runs : uint8_t { alone, on_rank_0, on_ranks } runs = Runs::alone;
 };
 
 // The words after a command, by option. Unknown or missing ones are an InputError.

@@ -122,7 +122,8 @@ Command completion_command() {
               "\n"
               "  source <(octet completion bash)\n"
               "  octet completion bash > ~/.local/share/bash-completion/completions/octet\n",
-          .run = run_completion};
+          .run = run_completion,
+          .runs = Command::Runs::on_rank_0};
 }
 
 }  // namespace octet

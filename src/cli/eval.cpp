@@ -235,13 +235,12 @@ void print_texts(const json& report) {
   if (report["files"].size() > 1) line(report["all"]);
 }
 
-int eval(const Arguments& arguments, Host* mpi) {
+int eval(const Arguments& arguments, Host*) {
   const Words words = split_changes(arguments.words());
   if (words.leading.size() != 1) arguments.refuse("give the folder of one model, followed by --data");
   const std::vector<std::string> quizzes = arguments.all("multiple-choice");
   if (arguments.all("data").empty() && quizzes.empty())
     arguments.refuse("give --data: token files, text or JSONL; or questions with --multiple-choice");
-  require_one_process(arguments, mpi, "eval");
   const std::string model = find_model_folder(words.leading[0]).string();
   ModelRun run = run_of(arguments, model, words.changes);
   constexpr int64_t kLongest = 4096;  // unless asked for

@@ -196,10 +196,9 @@ json report_of(const Prompts& prompts, const GenerateResult& result, const Token
           {"device", result.device}};
 }
 
-int generate(const Arguments& arguments, Host* mpi) {
+int generate(const Arguments& arguments, Host*) {
   const Words words = split_changes(arguments.words());
   if (words.leading.size() != 1) arguments.refuse("give the folder of one model, followed by --prompt");
-  require_one_process(arguments, mpi, "generate");
   const bool random = arguments.has("random-init");
   const std::string folder = random ? words.leading[0] : find_model_folder(words.leading[0]).string();
   ModelRun run = run_of(arguments, folder, words.changes);

@@ -110,7 +110,8 @@ Command help_command() {
           .summary = "explain a command, list all options, or list the keys of a config",
           .options = {},
           .more = "  octet help train\n  octet help options\n  octet help config optimizer\n",
-          .run = help};
+          .run = help,
+          .runs = Command::Runs::on_rank_0};
 }
 
 }  // namespace octet

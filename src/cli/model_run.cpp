@@ -36,12 +36,6 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
   return run;
 }
 
-void require_one_process(const Arguments&, const Host* mpi, const char* command) {
-  if (mpi && mpi->size() > 1)
-    bad_input("octet ", command, " runs as one process, and ", mpi->size(),
-              " ranks were started: run it without mpirun");
-}
-
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments& arguments, const std::string& model) {
   if (arguments.has("tokenizer")) return std::make_unique<Tokenizer>(arguments.text("tokenizer"));
   std::error_code none;

@@ -18,7 +18,6 @@ struct ModelRun {
 };
 ModelRun run_of(const Arguments&, const std::string& model, const std::vector<std::string>& changes);
 std::vector<OptionSpec> model_run_options();
-void require_one_process(const Arguments&, const Host* mpi, const char* command);
 
 // That of --tokenizer, or of the model's folder; null where there is none.
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments&, const std::string& model);

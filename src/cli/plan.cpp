@@ -171,7 +171,6 @@ void print(const json& plan) {
 int run_plan(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
   if (words.leading.size() != 1) arguments.refuse("give one config file, followed by section.key=value");
-  if (mpi && mpi->rank()) return 0;
   return show_plan(arguments, load_config(words.leading[0], words.changes), count_ranks(arguments, mpi));
 }
 
@@ -208,7 +207,8 @@ Command plan_command() {
               "\n"
               "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
               "  octet plan configs/llama_1b.json --target a100 --json\n",
-          .run = run_plan};
+          .run = run_plan,
+          .runs = Command::Runs::on_rank_0};
 }
 
 }  // namespace octet

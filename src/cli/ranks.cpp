@@ -7,16 +7,19 @@
 
 #include "base/log.h"
 #include "host/deadline.h"
+#include "host/last_words.h"
 #include "host/processors.h"
 
 namespace octet {
 namespace {
 
+std::string who(const Host& host) { return host.size() > 1 ? name_of_rank(host) : "rank 0"; }
+
 // If every rank used all processors, the ranks of one machine would mostly wait for each other's threads.
 // OMP_NUM_THREADS has precedence.
 void share_processors(Host& host) {
   const Deadline limit(host.shares_memory() ? 0 : kMostForMpi,
-                       concat("rank ", host.rank(), " has waited ", kMostForMpi, " s for a first word of all ranks"));
+                       concat(who(host), " has waited ", kMostForMpi, " s for a first word of all ranks"));
   const int share = fair_share(host);
   if (share > 0 && !std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(share);
 }
@@ -83,7 +86,7 @@ RunConfig with_shard_degree(const RunConfig& config, Host& host, const Engine& e
   const int local = host.local_size();
   const double most = host.shares_memory() ? 0 : 40 * config.parallel.watchdog_seconds;  // as its phase "start"
   const Deadline limit(most,
-                       concat("rank ", host.rank(), " has waited ", most,
+                       concat(who(host), " has waited ", most,
                               " s at the start for its own card, or for a word of all ranks: look at the nodes of "
                               "ranks that do not say so"));
   const Place mine{host.size() > local ? double(engine.room(host)) : 0, host.local_rank(), local};

@@ -56,7 +56,8 @@ Command train_command() {
               "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"
               "  mpirun -np 8 octet train configs/llama2_7b.json parallel.zero_stage=3\n"
               "  octet train configs/tiny_llama.json --resume out/tiny_llama/step-00000200\n",
-          .run = train};
+          .run = train,
+          .runs = Command::Runs::on_ranks};
 }
 
 }  // namespace octet

@@ -129,7 +129,8 @@ Command verify_command() {
           "  octet verify tests/golden/llama-gqa\n"
           "  octet verify model model/expected.safetensors --trajectory model/trajectory.json --dtype bf16\n"
           "  octet verify model expected.safetensors --ranks 2 parallel.zero_stage=3\n",
-      .run = verify};
+      .run = verify,
+      .runs = Command::Runs::on_ranks};
 }
 
 }  // namespace octet

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/refused.h"
+#include "host/launch.h"
 
 namespace octet {
 
@@ -28,7 +29,7 @@ void Attempts::agree() {
   const int rank = int(first - codes.begin());
   const auto others = std::count_if(first + 1, codes.end(), [](int code) { return code != 0; });
   std::string text = message_;
-  if (rank > 0) text = concat("rank ", rank, ": ", text);
+  if (rank > 0) text = concat("rank ", rank, " on ", machine_name(), ": ", text);
   if (others > 0) text += concat(" (and so on ", others, others == 1 ? " other rank)" : " other ranks)");
   uint64_t size = text.size();
   host_.broadcast(&size, sizeof size, rank);

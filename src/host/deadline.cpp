@@ -6,10 +6,14 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "host/last_words.h"
+#include "host/launch.h"
+
 namespace octet {
 
 Deadline::Deadline(double seconds, const std::string& line) {
   if (seconds <= 0) return;
+  seconds += turn_of(launched_rank());
   thread_ = std::thread([this, seconds, text = "octet: " + line + "\n"] {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return met_; })) return;

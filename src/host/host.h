@@ -1,6 +1,7 @@
 #pragma once
 // Host: what the processes of a run say to each other without a device. Threads of one process, or MPI.
 // Compiled once: the loader and the checkpoints need it as well as the engines do.
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -36,6 +37,11 @@ class Host {
   // Calls f, once and on another rank's thread, when a rank fails while this one may wait for it on its device; until
   // the result is dropped. Null, and never called, where a failing rank ends the whole job.
   virtual std::shared_ptr<void> when_lost(std::function<void()> f) = 0;
+  // Of ranks that fail (host/last_words.h). Rank 0 speaks for all others, the first rank of a machine for those there:
+  // tell_failure() gives them the word of its message; hears_failure(): one that speaks for this rank gives that word
+  // within `seconds`. Never where every rank speaks for itself.
+  virtual void tell_failure(uint64_t) noexcept {}
+  virtual bool hears_failure(uint64_t, double) noexcept { return false; }
   // Ends the job on all ranks now; called when a rank fails. Returns only where ending is done elsewhere.
   virtual void abort(int exit_code) noexcept = 0;
 };

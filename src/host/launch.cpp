@@ -1,8 +1,10 @@
 // Recognises Open MPI, MPICH and Slurm by the variables that they set.
 #include "host/launch.h"
 
+#include <unistd.h>
+
+#include <array>
 #include <cstdlib>
-#include <string>
 
 #include "base/check.h"
 
@@ -27,6 +29,17 @@ Launch launch() {
   const int tasks = positive("SLURM_STEP_NUM_TASKS");  // of srun; 1 in a batch script
   const bool pmi = std::getenv("PMIX_RANK") || std::getenv("PMI_RANK") || std::getenv("PMI_FD");
   return {tasks ? tasks : 1, pmi};
+}
+
+int launched_rank() {
+  for (const char* rank : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* text = std::getenv(rank)) return std::atoi(text);
+  return 0;
+}
+
+std::string machine_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "a machine without a name";
 }
 
 int forced_local_size() { return positive("OCTET_LOCAL_SIZE"); }

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "host/deadline.h"
 #include "host/host.h"
 #include "host/launch.h"
+#include "host/mpi_failures.h"
 
 namespace octet {
 namespace {
@@ -52,13 +55,19 @@ void in_chunks(size_t bytes, F&& f) {
 
 struct Place {
   int local_rank = 0, local_size = 1;
+  std::vector<int> machine{};  // the ranks that share it
 };
 
 class MpiHost final : public Host {
  public:
-  MpiHost(MPI_Comm comm, Place place) : comm_(comm), place_(place) {
+  MpiHost(MPI_Comm comm, Place place) : comm_(comm), place_(std::move(place)) {
     MPI_CHECK(MPI_Comm_rank(comm_, &rank_));
     MPI_CHECK(MPI_Comm_size(comm_, &size_));
+    if (comm_ != MPI_COMM_WORLD) return;
+    MPI_Comm own;
+    MPI_CHECK(MPI_Comm_dup(comm_, &own));
+    MPI_CHECK(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
+    failures_.emplace(own, rank_, size_, place_.machine);
   }
   // A rank that leaves by an exception must not wait for the others: it ends without MPI_Finalize, and mpirun ends
   // them.
@@ -126,6 +135,12 @@ class MpiHost final : public Host {
     return host;
   }
   std::shared_ptr<void> when_lost(std::function<void()>) override { return nullptr; }
+  void tell_failure(uint64_t word) noexcept override {
+    if (failures_) failures_->tell(word);
+  }
+  bool hears_failure(uint64_t word, double seconds) noexcept override {
+    return failures_ && failures_->hears(word, seconds);
+  }
   void abort(int exit_code) noexcept override { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
  private:
@@ -139,6 +154,7 @@ class MpiHost final : public Host {
   Place place_;
   std::atomic<const char*> under_way_{nullptr};
   int rank_ = 0, size_ = 1;
+  std::optional<MpiFailures> failures_;  // of all ranks
 };
 
 Place find_place() {
@@ -149,8 +165,14 @@ Place find_place() {
   Place p;
   MPI_CHECK(MPI_Comm_rank(machine, &p.local_rank));
   MPI_CHECK(MPI_Comm_size(machine, &p.local_size));
+  p.machine.resize(size_t(p.local_size));
+  MPI_CHECK(MPI_Allgather(&rank, 1, MPI_INT, p.machine.data(), 1, MPI_INT, machine));
   MPI_CHECK(MPI_Comm_free(&machine));
-  if (const int forced = forced_local_size(); forced && forced < p.local_size) p = {rank % forced, forced};
+  if (const int forced = forced_local_size(); forced && forced < p.local_size) {
+    const auto first = p.machine.begin() + p.local_rank / forced * forced;
+    const int there = std::min(forced, int(p.machine.end() - first));
+    p = {p.local_rank % forced, forced, {first, first + there}};
+  }
   return p;
 }
 

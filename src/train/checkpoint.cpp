@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -18,24 +19,27 @@ namespace octet::BACKEND {
 namespace {
 namespace fs = std::filesystem;
 
-void write_scales(Session& s, Attempts& files, const fs::path& path) {
-  std::vector<StoredTensor> tensors;
-  std::map<std::string, std::string> metadata;
+// A small file of a checkpoint that is still to be written: what it needs of the device and the run is taken before.
+using Deferred = std::function<void()>;
+
+Deferred scales_to_write(Session& s, const fs::path& path) {
+  if (s.scaling.size() == 0) return [] {};  // weights may have none where activations do: wgrad alone in FP8
   std::vector<std::pair<std::string, DelayedScaling::Snapshot>> all;
-  if (s.scaling.size() == 0) return;  // weights may have none where activations do: wgrad alone in FP8
   all.emplace_back("activations", s.scaling.save(s.stream));
   all.emplace_back("weights", s.params.weight_scales().save(s.stream));
-  for (const auto& [kind, snapshot] : all) {
-    const int64_t S = int64_t(snapshot.names.size());
-    tensors.push_back({kind + ".scale", DType::f32, {S}});
-    tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
-    tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
-    tensors.push_back({kind + ".largest", DType::f32, {S}});
-    tensors.push_back({kind + ".cold", DType::i32, {S}});
-    metadata[kind + ".names"] = json(snapshot.names).dump();
-    metadata[kind + ".updates"] = std::to_string(snapshot.updates);
-  }
-  files([&] {
+  return [all, path] {
+    std::vector<StoredTensor> tensors;
+    std::map<std::string, std::string> metadata;
+    for (const auto& [kind, snapshot] : all) {
+      const int64_t S = int64_t(snapshot.names.size());
+      tensors.push_back({kind + ".scale", DType::f32, {S}});
+      tensors.push_back({kind + ".history", DType::f32, {snapshot.history, S}});
+      tensors.push_back({kind + ".nonfinite", DType::i32, {S}});
+      tensors.push_back({kind + ".largest", DType::f32, {S}});
+      tensors.push_back({kind + ".cold", DType::i32, {S}});
+      metadata[kind + ".names"] = json(snapshot.names).dump();
+      metadata[kind + ".updates"] = std::to_string(snapshot.updates);
+    }
     SafetensorsWriter writer(path, tensors, metadata, WriterRole::create);
     for (const auto& [kind, snapshot] : all) {
       writer.write(kind + ".scale", 0, std::span<const float>(snapshot.scale));
@@ -47,10 +51,10 @@ void write_scales(Session& s, Attempts& files, const fs::path& path) {
       writer.write(kind + ".nonfinite", 0, std::span<const int32_t>(counts));
     }
     writer.close();
-  });
+  };
 }
 
-void write_state(Session& s, const fs::path& folder, const RunState& r) {
+Deferred state_to_write(Session& s, const fs::path& folder, const RunState& r) {
   json state{{"format", kCheckpointFormat},    {"step", r.done.step},
              {"samples", r.done.samples},      {"tokens", r.done.tokens},
              {"updates", r.counters.updates},  {"skipped", r.counters.skipped},
@@ -61,12 +65,14 @@ void write_state(Session& s, const fs::path& folder, const RunState& r) {
     state["loss_scale"] = r.counters.loss_scale;
     state["good_steps"] = r.counters.good_steps;
   }
-  write_file(folder / "state.json", state.dump(2) + "\n");
   const json model =
       write_config_file(s.config.model, s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32");
-  write_file(folder / "config.json", model.dump(2) + "\n");
-  if (const std::string plans = export_plans(s.device); !plans.empty()) write_file(folder / "plans.jsonl", plans);
-  if (!s.config.data.tokenizer->empty()) copy_tokenizer(*s.config.data.tokenizer, folder);
+  return [=, plans = export_plans(s.device), tokenizer = std::string(*s.config.data.tokenizer)] {
+    write_file(folder / "state.json", state.dump(2) + "\n");
+    write_file(folder / "config.json", model.dump(2) + "\n");
+    if (!plans.empty()) write_file(folder / "plans.jsonl", plans);
+    if (!tokenizer.empty()) copy_tokenizer(tokenizer, folder);
+  };
 }
 }  // namespace
 
@@ -132,7 +138,7 @@ void CheckpointWriter::or_drop(Session& s, F&& f) {
 }
 
 void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
-  CHECK(!under_way() && written(), "two saves at once");
+  CHECK(!under_way() && rests(), "two saves at once");
   Session& s = trainer.session;
   const bool first = s.host.rank() == 0;
   const fs::path dir = *s.config.checkpoint.dir;
@@ -152,48 +158,60 @@ void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
       });
     open(s, files, "model.safetensors", {{"format", "pt"}}, masters);
     open(s, files, "optimizer.safetensors", {}, moments);
-    if (first || has_own_scales(s)) write_scales(s, files, save_->staged / scales_file(s));
-    if (first) files([&] { write_state(s, save_->staged, state); });
     files.agree();
   });
+  std::vector<Deferred> small;
+  if (first || has_own_scales(s)) small.push_back(scales_to_write(s, save_->staged / scales_file(s)));
+  if (first) small.push_back(state_to_write(s, save_->staged, state));
   snapshot(s, save_->files[0], masters);
   snapshot(s, save_->files[1], moments);
-  background_.end(s.stream, [this] {
+  background_.end(s.stream, [this, small] {
+    for (const Deferred& write : small) write();
     for (SlicedFile& f : save_->files) f.writer->close();
   });
 }
 
-std::string CheckpointWriter::finish(Session& s) {
-  const bool first = s.host.rank() == 0;
+// Every rank's ranges are durable: with all their checksums rank 0 makes a checkpoint of them.
+void CheckpointWriter::complete(Session& s) {
+  Checksums sums;
+  for (const SlicedFile& f : save_->files) {
+    std::vector<uint64_t> all(f.sums.size() * size_t(s.host.size()));
+    s.host.all_gather(all.data(), f.sums.data(), f.sums.size() * sizeof(uint64_t));
+    for (size_t i = 0; i < all.size(); ++i) sums.add(f.path.filename(), f.tensors[i % f.tensors.size()].name, all[i]);
+  }
+  save_->completes = true;
+  if (s.host.rank() != 0) return;
+  background_.end(s.stream, [this, sums, keep = int64_t(s.config.checkpoint.keep)]() mutable {
+    const fs::path& staged = save_->staged;
+    for (const auto& entry : fs::directory_iterator(staged))
+      if (!sums.has(entry.path().filename())) sums.add_file(entry.path());
+    sums.write(staged);
+    write_file(staged / "COMPLETE", "");
+    sync_path(staged);
+    replace_folder(staged, save_->final);
+    save_->removed.path.clear();
+    drop_old(save_->final.parent_path(), save_->step, keep);
+  });
+}
+
+std::optional<std::string> CheckpointWriter::advance(Session& s) {
   or_drop(s, [&] {
     Attempts files(s.host);
     files([&] { background_.wait(s.pulse); });
-    files.agree();  // every rank's ranges are durable
-    Checksums checksums;
-    for (const SlicedFile& f : save_->files) {
-      std::vector<uint64_t> all(f.sums.size() * size_t(s.host.size()));
-      s.host.all_gather(all.data(), f.sums.data(), f.sums.size() * sizeof(uint64_t));
-      for (size_t i = 0; i < all.size(); ++i)
-        checksums.add(f.path.filename(), f.tensors[i % f.tensors.size()].name, all[i]);
-    }
-    const fs::path& staged = save_->staged;
-    if (first)
-      files([&] {
-        for (const auto& entry : fs::directory_iterator(staged))
-          if (!checksums.has(entry.path().filename())) checksums.add_file(entry.path());
-        checksums.write(staged);
-        write_file(staged / "COMPLETE", "");
-        sync_path(staged);
-        replace_folder(staged, save_->final);
-        save_->removed.path.clear();
-      });
     files.agree();
   });
-  if (first) drop_old(save_->final.parent_path(), save_->step, s.config.checkpoint.keep);
-  s.host.barrier();
+  if (!save_->completes) {
+    complete(s);
+    return {};
+  }
   const std::string folder = save_->final.string();
   save_.reset();
   return folder;
+}
+
+std::string CheckpointWriter::finish(Session& s) {
+  for (;;)
+    if (const std::optional<std::string> folder = advance(s)) return *folder;
 }
 
 std::string save_checkpoint(Trainer& trainer, const RunState& state) {

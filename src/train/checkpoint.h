@@ -34,7 +34,9 @@ struct RunState {
 };
 
 // Saves checkpoints while training goes on: begin() copies what this rank writes to host memory, `room` bytes at most
-// at a time, and threads write it. All ranks call begin() and finish() together, between steps. AttemptFailed
+// at a time, and threads write it. Then threads of rank 0 complete the checkpoint, and remove those that
+// checkpoint.keep no longer wants: small files that are made durable one after the other, and large ones that are
+// freed, take seconds. All ranks call begin(), advance() and finish() together, between steps. AttemptFailed
 // (host/attempts.h), on all ranks: a file could not be written on one of them. Then nothing of this step is left there,
 // and what was saved before stands as it was.
 class CheckpointWriter {
@@ -42,9 +44,10 @@ class CheckpointWriter {
   explicit CheckpointWriter(int64_t room) : background_(room) {}
   void begin(Trainer&, const RunState&);  // step `done.step`, below config.checkpoint.dir; none may be under way
   bool under_way() const { return save_.has_value(); }
-  int64_t step() const { return save_->step; }         // that is under way
-  bool written() const { return background_.done(); }  // what this rank writes
-  std::string finish(Session&);  // waits until it is written; drops what checkpoint.keep no longer wants; -> its folder
+  int64_t step() const { return save_->step; }       // that is under way
+  bool rests() const { return background_.done(); }  // the threads of this rank have done their part for now
+  std::optional<std::string> advance(Session&);  // when all ranks' rest, else it waits: -> the folder, once complete
+  std::string finish(Session&);                  // waits until it is complete
 
  private:
   struct SlicedFile {  // tensors that lie in slices on all ranks
@@ -64,7 +67,9 @@ class CheckpointWriter {
     std::filesystem::path staged, final;
     Staged removed{};  // after the files are closed
     std::deque<SlicedFile> files{};
+    bool completes = false;  // all is written
   };
+  void complete(Session&);
   template <class ForEach>
   void open(Session&, Attempts&, const std::string& name, const std::map<std::string, std::string>& metadata,
             ForEach&& for_each);

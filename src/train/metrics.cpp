@@ -197,9 +197,9 @@ void Metrics::evaluation(int64_t step, double loss) {
 
 void Metrics::saving() { saving_at_ = seconds_; }
 
-void Metrics::saved(const std::string& folder) {
+void Metrics::saved(const std::string& folder, double waited) {
   saved_at_ = saving_at_;
-  if (speaks_) log_info("saved ", folder);
+  if (speaks_) log_info("saved ", folder, print("  (training waited %.2f s)", waited));
 }
 
 void Metrics::not_saved(const NotSaved& s) {

@@ -23,7 +23,7 @@ class Metrics {
   void replanned(const PlanResult&);  // after a fallback: as much work, in other memory
   void evaluation(int64_t step, double loss);
   void saving();  // what is saved is the state of now
-  void saved(const std::string& folder);
+  void saved(const std::string& folder, double waited);
   struct NotSaved {
     int64_t step, next, failed;  // of this save, of the next one; saves that failed in a row
     std::string why, newest;     // newest: the checkpoint that a resume would take; "" if there is none

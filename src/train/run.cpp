@@ -1,7 +1,6 @@
 // A training run: resume, step, evaluate, save, log. The steps themselves are train/trainer.cpp.
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <optional>
 #include <set>
@@ -9,7 +8,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "config/globs.h"
@@ -18,11 +16,12 @@
 #include "data/run_folder.h"
 #include "data/tokenizer.h"
 #include "host/attempts.h"
+#include "host/last_words.h"
 #include "train/agreement.h"
-#include "train/checkpoint.h"
 #include "train/entries.h"
 #include "train/metrics.h"
 #include "train/same_run.h"
+#include "train/saves.h"
 #include "train/watchdog.h"
 
 namespace octet::BACKEND {
@@ -58,21 +57,15 @@ class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, sav
 
 // What all ranks know of one another between two steps.
 struct Boundary {
-  bool ends;     // a signal on any rank is every rank's: all save the same step
-  bool written;  // every rank has written its part of the save under way
+  bool ends;  // a signal on any rank is every rank's: all save the same step
+  bool rest;  // every rank's threads have done their part of the save under way
 };
-Boundary meet(Host& host, bool written) {
-  const std::array<bool, 2> mine{caught_signal != 0, !written};
+Boundary meet(Host& host, bool rests) {
+  const std::array<bool, 2> mine{caught_signal != 0, !rests};
   std::vector<std::array<bool, 2>> all(size_t(host.size()));
   host.all_gather(all.data(), mine.data(), sizeof mine);
   const auto any = [&](size_t i) { return std::any_of(all.begin(), all.end(), [i](const auto& r) { return r[i]; }); };
-  return {.ends = any(0), .written = !any(1)};
-}
-
-// Host memory for a rank's checkpoints.
-int64_t checkpoint_room(const RunConfig& c, const Host& host) {
-  const double gib = c.checkpoint.buffer_gib;
-  return gib < 0 ? available_memory() / 2 / host.local_size() : int64_t(gib * double(1 << 30));
+  return {.ends = any(0), .rest = !any(1)};
 }
 
 struct Data {
@@ -171,14 +164,14 @@ class Run {
         watch_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
-        writer_(checkpoint_room(config_, host)) {
+        saves_(config_, host, watchdog_, from_ ? from_->string() : "") {
     require_same_run(host_, config_, {data_print_, data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
     warn(warnings_of(config_));
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();
     warn(warnings_of(given_.fp8, plan_.shapes));
-    metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_);
+    saves_.tell(metrics_.emplace(config_, plan_, useful_flops(), trainer_->session.device.name(), host_));
   }
 
   TrainResult run() try {
@@ -196,15 +189,15 @@ class Run {
       const int64_t step = trainer_->steps_done();
       log_through(step - 1);  // a step behind: nothing waits for the device
       if (config_.parallel.check_every && step % config_.parallel.check_every == 0) check_agreement(trainer_->session);
-      const auto [ends, written] = meet(host_, writer_.written());
-      if (writer_.under_way() && written) finish_save(Save::periodic);
+      const auto [ends, rest] = meet(host_, saves_.rest());
+      if (rest) saves_.advance(*trainer_);
       const bool stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
       const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
       if (step == last || ends || stops || evaluates || saves) log_through(step);
       if (evaluates || step == last) evaluate();
-      if (ends || stops || step == last) save(Save::last);
-      else if (saves) save(Save::periodic);
+      if (ends || stops || step == last) save(Saves::Kind::last);
+      else if (saves) save(Saves::Kind::periodic);
       if (ends || stops) {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
@@ -213,18 +206,24 @@ class Run {
         fall_back(layers);
     }
     result_.step = trainer_->steps_done();
+    result_.checkpoint = saves_.newest();
     metrics_->finish(result_);
     if (result_.end != TrainResult::End::signalled) require_progress(begin);
     return result_;
-  } catch (const Diverged&) { throw; } catch (const std::exception& e) {  // says where, once there is a where
-    if (watchdog_.phase() == Phase::start) throw;
+  } catch (const Diverged& e) { end(e.what(), e.exit_code()); } catch (const std::exception& e) {
+    if (watchdog_.phase() == Phase::start) throw;  // says where, once there is a where
     const auto* error = dynamic_cast<const Error*>(&e);
-    throw Error(concat(watchdog_.where(), ": ", e.what()), error ? error->exit_code() : 3);
+    end(concat(watchdog_.where(), ": ", e.what()), error ? error->exit_code() : 3);
   }
 
  private:
   void warn(const std::vector<std::string>& lines) const {
     for (size_t i = 0; i < lines.size() && host_.rank() == 0; ++i) log_warning(lines[i]);
+  }
+  // While all is in place that other ranks may be waiting in.
+  [[noreturn]] void end(const std::string& message, int code) const {
+    if (!host_.shares_memory()) end_job(host_, message, code);
+    throw Error(message, code);
   }
   double useful_flops() const {  // of a step, without recomputation
     RunConfig once = config_;
@@ -263,10 +262,10 @@ class Run {
       metrics_->fallback(trainer_->steps_done(), layer);
       fallbacks_.push_back(layer);
     }
-    saved_ = -1;
-    save(Save::last);
+    saves_.forget();
+    save(Saves::Kind::last);
     build();
-    load_checkpoint(*trainer_, result_.checkpoint);
+    load_checkpoint(*trainer_, saves_.newest());
     metrics_->replanned(plan_);
   }
   void resume() {
@@ -277,7 +276,7 @@ class Run {
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from->string(), " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
-    if (r.data && r.data != data_print_)
+    if (r.data && r.data != data_print_ && host_.rank() == 0)
       log_warning("the training data or its order differs from that of ", from->string(), ": sample ", r.done.samples,
                   " of the new data comes next");
     const int64_t last = total_steps(config_, r.done);
@@ -319,51 +318,14 @@ class Run {
     result_.validation_loss = trainer_->evaluate(samples_of(*data_.validation), count);
     metrics_->evaluation(trainer_->steps_done(), result_.validation_loss);
   }
-  enum class Save : uint8_t { periodic, last };  // last: before the run ends, or is rebuilt from it
-  // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
-  // again.
-  void save(Save kind) {
-    const int64_t step = trainer_->steps_done();
-    if (config_.checkpoint.dir->empty() || saved_ == step) return;
-    if (writer_.under_way()) finish_save(Save::periodic);
-    watchdog_.enter(Phase::checkpoint, step);
-    const bool waits = kind == Save::last || config_.checkpoint.buffer_gib == 0;
-    metrics_->saving();
-    try {
-      writer_.begin(*trainer_, {.done = trainer_->done(),
-                                .counters = trainer_->state(),
-                                .data = data_print_,
-                                .tokenizer = data_.train.tokenizer_fingerprint(),
-                                .fallbacks = fallbacks_});
-      saved_ = step;
-    } catch (const AttemptFailed& e) { return save_failed(e, kind, step); }
-    if (waits) finish_save(kind);
-  }
-  void finish_save(Save kind) {
-    const int64_t step = writer_.step();
-    watchdog_.enter(Phase::checkpoint, step);
-    try {
-      result_.checkpoint = writer_.finish(trainer_->session);
-    } catch (const AttemptFailed& e) { return save_failed(e, kind, step); }
-    failed_saves_ = 0;
-    metrics_->saved(result_.checkpoint);
-  }
-  void save_failed(const AttemptFailed& e, Save kind, int64_t step) {
-    const std::string newest = !result_.checkpoint.empty() ? result_.checkpoint : from_ ? from_->string() : "";
-    if (kind == Save::last)
-      throw AttemptFailed(
-          concat(e.what(), newest.empty() ? "; nothing of this run is saved" : "; the newest that is saved: " + newest),
-          e.exit_code());
-    saved_ = -1;
-    metrics_->not_saved(
-        {.step = step,
-         .next = std::min(next_save_after(trainer_->steps_done()), total_steps(config_, trainer_->done())),
-         .failed = ++failed_saves_,
-         .why = e.what(),
-         .newest = newest});
-  }
-  int64_t next_save_after(int64_t step) const {
-    return (step / config_.checkpoint.every + 1) * config_.checkpoint.every;
+  void save(Saves::Kind kind) {
+    saves_.save(*trainer_,
+                {.done = trainer_->done(),
+                 .counters = trainer_->state(),
+                 .data = data_print_,
+                 .tokenizer = data_.train.tokenizer_fingerprint(),
+                 .fallbacks = fallbacks_},
+                kind);
   }
 
   const RunConfig& given_;
@@ -381,13 +343,13 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<Metrics> metrics_;
   Samples samples_;
-  CheckpointWriter writer_;
+  Saves saves_;
   struct Watched {
     Watchdog& watchdog;
     ~Watched() { watchdog.watch(nullptr); }
   } watched_{watchdog_};  // ends before the trainer that is watched
   TrainResult result_;
-  int64_t logged_ = 0, saved_ = -1, skipped_in_a_row_ = 0, failed_saves_ = 0;  // failed_saves_: in a row
+  int64_t logged_ = 0, skipped_in_a_row_ = 0;
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "host/last_words.h"
+
 namespace octet::BACKEND {
 namespace {
 constexpr double kTick = 0.25;  // seconds between looks
@@ -77,7 +79,7 @@ void Watchdog::run() {
     last = now;
     listen();
     if (heartbeats_) heartbeats_->beat(now_);
-    if (now_ - heard_ <= limit()) continue;
+    if (now_ - heard_ <= limit() + turn_of(host_.rank())) continue;
     const std::string missing = heartbeats_ ? heartbeats_->missing(now_) : "";
     end_job(concat("no progress for ", int(now_ - heard_), " s in ", where(), under_way(), missing.empty() ? "" : ": ",
                    missing));
@@ -118,7 +120,7 @@ void Watchdog::listen() {
 
 // Called on the watchdog's thread, whatever the training thread waits for. Ranks that are threads end together.
 void Watchdog::end_job(const std::string& why) const {
-  const std::string line = concat("rank ", host_.rank(), ": octet: ", why, "\n");
+  const std::string line = concat(name_of_rank(host_), host_.size() > 1 ? ": " : "", "octet: ", why, "\n");
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) std::perror("octet");
   std::signal(SIGALRM, SIG_DFL);
   ::alarm(kFarewell);

@@ -2,12 +2,15 @@
 // harms nothing that was saved before. That 5 + 5 steps are 10 is test_training.cpp.
 #include <sys/resource.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "base/json.h"
 #include "cpu/tiny_model.h"
+#include "data/checksums.h"
 #include "data/safetensors.h"
 #include "data/scratch.h"
 #include "host/attempts.h"
@@ -316,6 +319,37 @@ TEST_F(Checkpoint, AFailedSaveHarmsNothing) {
     EXPECT_EQ(newest_checkpoint(dir()), fs::path(t.save()));  // over what the failed one left
     fs::remove_all(dir());
   }
+}
+
+// Written, then completed, each by threads: before the second part is done there is no checkpoint of that step, and a
+// run that ends in between leaves what was there before.
+TEST_F(Checkpoint, AppearsWhenItsSecondPartIsDone) {
+  TinyTrainer t(config());
+  t.run(1);
+  const std::string before = t.save();
+  t.run(1);
+  const auto rests = [](const CheckpointWriter& w) {
+    while (!w.rests()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  {
+    CheckpointWriter writer(/*room=*/0);
+    writer.begin(t, t.run_state());
+    rests(writer);
+    EXPECT_EQ(newest_checkpoint(dir()), fs::path(before));
+  }
+  EXPECT_FALSE(fs::exists(dir() / ".saving-00000002"));  // the writer went away
+  EXPECT_EQ(newest_checkpoint(dir()), fs::path(before));
+  CheckpointWriter writer(/*room=*/0);
+  writer.begin(t, t.run_state());
+  rests(writer);
+  EXPECT_FALSE(writer.advance(t.session).has_value());
+  EXPECT_TRUE(writer.under_way());
+  rests(writer);
+  const std::optional<std::string> folder = writer.advance(t.session);
+  ASSERT_TRUE(folder.has_value());
+  EXPECT_FALSE(writer.under_way());
+  EXPECT_EQ(newest_checkpoint(dir()), fs::path(*folder));
+  EXPECT_TRUE(verify_checksums(*folder).different.empty());
 }
 
 TEST_F(Checkpoint, AFolderThatCannotBeIsTheConfigsFault) {

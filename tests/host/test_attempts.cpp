@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "host/attempts.h"
+#include "host/launch.h"
 #include "ranks.h"
 
 namespace octet {
@@ -45,8 +46,9 @@ TEST(Attempts, EveryRankHearsOfTheFirstThatFailed) {
     if (rank > 0) files([&] { throw SystemError(concat("the disk of ", rank, " is full")); });
     files([&] { EXPECT_EQ(rank, 0) << "after a failure nothing is attempted"; });
   };
-  EXPECT_EQ(told(2, 3, fail), std::vector<std::string>(2, "rank 1: the disk of 1 is full"));
-  EXPECT_EQ(told(4, 3, fail), std::vector<std::string>(4, "rank 1: the disk of 1 is full (and so on 2 other ranks)"));
+  const std::string rank_1 = "rank 1 on " + machine_name() + ": ";
+  EXPECT_EQ(told(2, 3, fail), std::vector<std::string>(2, rank_1 + "the disk of 1 is full"));
+  EXPECT_EQ(told(4, 3, fail), std::vector<std::string>(4, rank_1 + "the disk of 1 is full (and so on 2 other ranks)"));
 }
 
 TEST(Attempts, TheExitCodeIsThatOfTheFailure) {

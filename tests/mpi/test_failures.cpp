@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "data/checkpoints.h"
+#include "host/launch.h"
 #include "mpi/job.h"
 #include "mpi/mpirun.h"
 
@@ -106,7 +107,8 @@ TEST_F(Failures, ASaveThatFailsOnOneRankIsTriedAgain) {
     return has(read_file(job.path(file)), text);
   };
   EXPECT_TRUE(within(kReady, [&] { return !job.runs() || says("mpirun.err", "THE LAST 2 SAVES HAVE FAILED"); }));
-  EXPECT_TRUE(says("mpirun.err", " is not saved: rank 1: cannot write '")) << read_file(job.path("mpirun.err"));
+  EXPECT_TRUE(says("mpirun.err", " is not saved: rank 1 on " + machine_name() + ": cannot write '"))
+      << read_file(job.path("mpirun.err"));
   EXPECT_TRUE(says("mpirun.err", "ulimit -f"));
   ASSERT_EQ(allow(RLIM_INFINITY), 0);
   const int64_t step = job.records().back()["step"];
@@ -125,7 +127,8 @@ TEST_F(Failures, ASecondJobInTheSameFolderIsRefused) {
   Job second(*tiny, 2, endless({"checkpoint.dir=" + job.path("run")}));
   const Ran refused = second.wait();
   EXPECT_EQ(refused.code, 2) << refused;
-  EXPECT_TRUE(has(refused.err, "rank 0: octet: checkpoint.dir ") && has(refused.err, concat("process ", job.pid(0))))
+  EXPECT_TRUE(has(refused.err, concat("rank 0 on ", machine_name(), ": octet: checkpoint.dir ")) &&
+              has(refused.err, concat("process ", job.pid(0))))
       << refused;
   job.signal(1, SIGTERM);
   EXPECT_EQ(job.end("SIGTERM after a second job was refused").code, 4);

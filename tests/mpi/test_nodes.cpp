@@ -1,6 +1,7 @@
 // Nodes that do not see the same files: a rank that would save apart is refused at the start; a checkpoint that looks
 // otherwise on one node is read as rank 0 sees it, or refused, but splits no ranks.
 #include "cli/tiny_run.h"
+#include "host/launch.h"
 #include "mpi/mpirun.h"
 
 namespace octet {
@@ -49,7 +50,9 @@ TEST_F(Nodes, AFolderThatIsNotSharedIsToldAtTheStart) {
     }
     const Ran r = train({"checkpoint.dir=apart"});
     EXPECT_EQ(r.code, 2) << r;
-    EXPECT_TRUE(has(r.err, "octet: rank 1: checkpoint.dir apart is not on this node the folder that rank 0 sees")) << r;
+    EXPECT_TRUE(has(r.err, "rank 1 on " + machine_name() +
+                               ": checkpoint.dir apart is not on this node the folder that rank 0 sees"))
+        << r;
     EXPECT_FALSE(has(r.out, "step 1/")) << r;
   }
 }
@@ -67,7 +70,7 @@ TEST_F(Nodes, AnotherBuildOfTheProgramIsRefused) {
   *std::find(words.rbegin(), words.rend(), OCTET_BINARY) = tiny.path("other");
   const Ran r = run(words);
   EXPECT_EQ(r.code, 2) << r;
-  EXPECT_TRUE(has(r.err, "rank 1: octet: the build of the program is ") && has(r.err, "the same program")) << r;
+  EXPECT_TRUE(has(r.err, ": octet: the build of the program is ") && has(r.err, "the same program")) << r;
 }
 
 TEST_F(Nodes, ACheckpointIsReadAsRank0SeesIt) {
@@ -88,7 +91,7 @@ TEST_F(Nodes, ATensorFileThatOneOfThemLacksIsRefused) {
     fs::remove(at(node, "optimizer.safetensors"));
     const Ran r = resume();
     EXPECT_EQ(r.code, 2) << r;
-    EXPECT_TRUE(has(r.err, concat("rank ", node[4], ": octet: ")) && has(r.err, "saved/optimizer.safetensors")) << r;
+    EXPECT_TRUE(has(r.err, concat("rank ", node[4], " on ")) && has(r.err, "saved/optimizer.safetensors")) << r;
     write_file(at(node, "optimizer.safetensors"), moments);
   }
   const Ran r = resume();

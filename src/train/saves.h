@@ -1,0 +1,42 @@
+#pragma once
+// The saves of a run: which of them training waits for, and what one that fails means for it.
+#include <string>
+
+#include "train/checkpoint.h"
+#include "train/metrics.h"
+#include "train/watchdog.h"
+
+namespace octet::BACKEND {
+
+class Saves {
+ public:
+  enum class Kind : uint8_t { periodic, last };  // last: before the run ends, or is rebuilt from it
+  // from: the checkpoint that the run continues, or "".
+  Saves(const RunConfig&, Host&, Watchdog&, std::string from);
+  void tell(Metrics& metrics) { metrics_ = &metrics; }
+  bool rest() const { return writer_.rests(); }  // the threads of this rank have nothing to do
+  void advance(Trainer&);                        // when all ranks' rest: waits for nothing
+  // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
+  // again. Nothing is done where the step is saved already, or nothing is to be.
+  void save(Trainer&, const RunState&, Kind);
+  void forget() { saved_ = -1; }                         // the step is to be saved again
+  const std::string& newest() const { return newest_; }  // of this run; ""
+
+ private:
+  void finish(Trainer&, Kind);
+  void done(const std::string& folder);
+  void failed(const AttemptFailed&, Kind, int64_t step, const Trainer&);
+  template <class F>
+  auto timed(F&& f);
+
+  const RunConfig& config_;
+  Watchdog& watchdog_;
+  const std::string from_;
+  std::string newest_;
+  Metrics* metrics_ = nullptr;
+  CheckpointWriter writer_;
+  double waits_ = 0;                 // seconds that training has waited for the save under way
+  int64_t saved_ = -1, failed_ = 0;  // saved_: a step; failed_: saves in a row
+};
+
+}  // namespace octet::BACKEND
