@@ -7,15 +7,11 @@
 #include "base/memory.h"
 
 namespace octet::BACKEND {
-namespace {
 
-// Host memory for a rank's checkpoints.
 int64_t checkpoint_room(const RunConfig& c, const Host& host) {
   const double gib = c.checkpoint.buffer_gib;
   return gib < 0 ? available_memory() / 2 / host.local_size() : int64_t(gib * double(1 << 30));
 }
-
-}  // namespace
 
 Saves::Saves(const RunConfig& config, Host& host, Watchdog& watchdog, std::string from)
     : config_(config), watchdog_(watchdog), from_(std::move(from)), writer_(checkpoint_room(config, host)) {}

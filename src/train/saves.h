@@ -8,6 +8,8 @@
 
 namespace octet::BACKEND {
 
+int64_t checkpoint_room(const RunConfig&, const Host&);  // bytes of host memory for the saves of a rank
+
 class Saves {
  public:
   enum class Kind : uint8_t { periodic, last };  // last: before the run ends, or is rebuilt from it

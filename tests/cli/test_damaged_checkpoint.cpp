@@ -64,6 +64,22 @@ TEST_F(DamagedCheckpoint, AChangedBitIsFoundOnManyRanks) {
                 {"step 12/12"});
 }
 
+// Where ranks share no maxima each has a file of scales, which it reads alone.
+TEST_F(DamagedCheckpoint, AChangedBitOfAnotherRanksScalesIsFound) {
+  const std::vector<std::string> own{"--ranks",
+                                     "2",
+                                     "precision.param_dtype=bf16",
+                                     "fp8.enabled=true",
+                                     "fp8.reduce_group=none",
+                                     "checkpoint.resume=none"};
+  expect_done(tiny_.train(own));
+  const std::vector<std::string> more(own.begin(), own.end() - 1);
+  for (const std::string file : {"fp8.safetensors", "fp8.rank-1.safetensors"})
+    with_flipped(file, byte_of(file, "activations.history"), 3,
+                 [&] { expect_damaged(resume(more), file, "checksum"); });
+  expect_done(resume(more), {"resumed from " + tiny_.path("run/step-00000010")});
+}
+
 TEST_F(DamagedCheckpoint, AChangedSmallFileIsFound) {
   const std::string state = read_file(newest("state.json"));
   const size_t samples = state.find(':', state.find("\"samples\"")) + 2;  // a digit: it stays a fine number

@@ -21,8 +21,10 @@ std::vector<double> preferring(const Choice& choice, int64_t E) {
 class MoeLab {
  public:
   static constexpr int64_t C = 8, F = 6;
-  MoeLab(int64_t N, int64_t E, int64_t K)
-      : moe_({params_, scaling_, recipe_}, {.channels = C, .width = F, .experts = E, .per_token = K, .name = "moe"}),
+  MoeLab(int64_t N, int64_t E, int64_t K, double jitter = 0, int64_t layer = 0)
+      : moe_(
+            {params_, scaling_, recipe_},
+            {.layer = layer, .channels = C, .width = F, .experts = E, .per_token = K, .jitter = jitter, .name = "moe"}),
         arenas_(stream_, memory()),
         N_(N),
         E_(E),
@@ -74,6 +76,26 @@ class MoeLab {
     c.routers.z = 0.5 * coefficient / N;
     copy(stream_, dx_, moe_.backward(c, dy_));
     return dot(dy_, y_) + coefficient * (losses[0] + 0.5 * losses[1]);
+  }
+  // What the layer reads of an x of ones.
+  std::vector<double> noise(uint64_t seed, Pass pass) {
+    params_.publish(stream_, ParameterStore::Masters::changed);
+    const Use use = pass == Pass::evaluate ? Use::evaluate : Use::forward;
+    const auto lease = params_.acquire(stream_, 0, use), experts = params_.acquire(stream_, 1, use);
+    arenas_[Memory::saved].reset(), arenas_[Memory::scratch].reset();
+    Context c{.stream = stream_,
+              .params = params_,
+              .scaling = scaling_,
+              .saved = arenas_[Memory::saved],
+              .scratch = arenas_[Memory::scratch],
+              .pass = pass,
+              .B = 1,
+              .T = N_};
+    c.routers.seed = seed;
+    const Operand x = moe_.input(c, N_);
+    std::fill_n(x.plain.ptr<double>(), x.plain.numel(), 1.);
+    moe_.forward(c, y_, x, residual_);
+    return values(x.plain);
   }
   Tensor x() const { return x_; }
   Tensor y() const { return y_; }
@@ -206,6 +228,16 @@ TEST(Moe, BackwardIsTheDerivativeForAnyNumbersOfTokens) {
   single.choose({{0}, {2}, {0}, {0}, {2}});
   single.run(0.7);
   expect_derivative(single.variables(), [&] { return single.run(0.7); }, {.samples = 40});
+}
+
+TEST(Moe, JitterIsOfTheMicroBatchAndTheLayerTheSameWhenRecomputedAndNoneInEvaluation) {
+  MoeLab first(5, 3, 2, 0.1, 0), second(5, 3, 2, 0.1, 1);
+  const std::vector<double> noise = first.noise(7, Pass::train), none(noise.size(), 1.);
+  EXPECT_EQ(noise, first.noise(7, Pass::recompute));
+  EXPECT_NE(noise, first.noise(8, Pass::train));
+  EXPECT_NE(noise, second.noise(7, Pass::train));
+  EXPECT_NE(noise, none);
+  EXPECT_EQ(first.noise(7, Pass::evaluate), none);
 }
 
 TEST(Moe, TheRouterChoosesTheLargestAndOfEqualOnesTheLowerIndex) {

@@ -144,5 +144,20 @@ TEST_F(Resume, AStateWithoutTheOldConfigIsRead) {
   }
 }
 
+// Checkpoints of before tokens were counted: what they hold was trained at their own length.
+TEST_F(Resume, TokensThatWereNotCountedAreThoseOfTheOldLength) {
+  TinyTrainer t(config()), longer(config({"training.seq_len=32", "training.global_batch_size=2"}));
+  t.run(3);
+  const fs::path file = fs::path(t.save()) / "state.json";
+  EXPECT_EQ(load_checkpoint(longer, file.parent_path()).done.tokens, 3 * 4 * 16);
+  fs::remove(file.parent_path() / "checksums.json");
+  json state = read_json(file.string());
+  state.erase("tokens");
+  write_file(file, state.dump());
+  const Done done = load_checkpoint(longer, file.parent_path()).done;
+  EXPECT_EQ(done.samples, 3 * 4);
+  EXPECT_EQ(done.tokens, 3 * 4 * 16);
+}
+
 }  // namespace
 }  // namespace octet::BACKEND

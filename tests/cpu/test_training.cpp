@@ -206,6 +206,62 @@ TEST_F(Training, ChunksOfLogitsAreOneHead) {
   expect_near_all(losses(5), losses(32), 1e-6);
 }
 
+TEST_F(Training, AnUpdateIsThatOfTheOptimizersOptions) {
+  const RunConfig c =
+      tiny_config({"precision.param_dtype=fp64", "optimizer.beta1=0.8", "optimizer.beta2=0.7", "optimizer.eps=0.01",
+                   "optimizer.weight_decay=0.3", "optimizer.clip=0.5", "schedule.warmup_steps=0"});
+  TinyTrainer t(c);
+  std::map<std::string, std::vector<double>> w, m, v;
+  t.session.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
+    w[name] = values(l.master);
+    m[name] = v[name] = std::vector<double>(size_t(shape.numel()), 0.);
+  });
+  for (int step = 1; step <= 3; ++step) {
+    t.run(1);
+    const double lr = t.report(step).lr, clip = double(t.state().clip);
+    ASSERT_NEAR(clip * double(t.state().norm), 0.5, 1e-6);
+    t.session.params.for_each([&](const std::string& name, Shape shape, const ParameterStore::Local& l) {
+      const std::vector<double> g = values(l.grad), now = values(l.master);
+      for (size_t i = 0; i < g.size(); ++i) {
+        double &wi = w[name][i], &mi = m[name][i], &vi = v[name][i];
+        mi = 0.8 * mi + 0.2 * clip * g[i];
+        vi = 0.7 * vi + 0.3 * clip * g[i] * clip * g[i];
+        const double mean = mi / (1 - std::pow(0.8, step)), square = vi / (1 - std::pow(0.7, step));
+        wi -= lr * (mean / (std::sqrt(square) + 0.01) + (shape.rank == 2 ? 0.3 * wi : 0));  // norms do not decay
+        ASSERT_NEAR(now[i], wi, 1e-9) << name << " " << i;
+      }
+    });
+  }
+}
+
+// What is drawn in a step: the routers' jitter, and the rounding of bf16 masters.
+TEST_F(Training, NoiseIsOfTheSeedAndTheStep) {
+  const auto step = [](const Changes& noise, int64_t number, int64_t seed) {
+    const RunConfig c =
+        tiny_config(with({"model.model_type=mixtral", "model.num_local_experts=3", "schedule.kind=constant",
+                          "schedule.warmup_steps=0", concat("training.seed=", seed)},
+                         noise));
+    TinyTrainer t(c);
+    t.session.params.draw(t.session.stream, 1);  // the same weights under any seed
+    t.session.params.publish(t.session.stream, ParameterStore::Masters::changed);
+    const Samples fixed = tiny_samples(c);
+    t.restore({.step = number}, t.state());
+    const Samples same{[&](int64_t first, int64_t count) { return fixed.batch(first % 4, count); },
+                       [&](int64_t first, int64_t count) { return fixed.valid_targets(first % 4, count); }};
+    const std::vector<double> loss = t.run(1, same);
+    EXPECT_EQ(t.state().skip, 0u) << t.state().norm << " lr " << t.report(number + 1).lr;
+    return std::pair(loss, weight_bits(t.session.params));
+  };
+  const Changes jitter{"model.router_jitter_noise=0.1"}, rounding{"precision.master_dtype=bf16"};
+  EXPECT_TRUE(step({}, 0, 1) == step({}, 4, 2));
+  for (const Changes& noise : {jitter, rounding}) {
+    const auto here = step(noise, 0, 1);
+    EXPECT_TRUE(step(noise, 0, 1) == here) << noise[0];
+    EXPECT_FALSE(step(noise, 4, 1) == here) << noise[0];
+    EXPECT_FALSE(step(noise, 0, 2) == here) << noise[0];
+  }
+}
+
 TEST_F(Training, ReportsWhatTheStepDid) {
   const RunConfig c = tiny_config({"optimizer.clip=0.01"});
   TinyTrainer t(c);

@@ -1,6 +1,8 @@
 // Every token is a target exactly once an epoch, in an order that is a function of (seed, sample) alone.
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <set>
 
 #include "data/loader.h"
 #include "scratch.h"
@@ -108,6 +110,35 @@ TEST(Loader, TargetsThatStartADocumentCanBeIgnored) {
   for (int64_t i = 0; i < N; ++i) {
     const Batch b = loader.batch(i, 1);
     ASSERT_EQ(loader.valid_targets(i, 1), 16 - std::count(b.targets.begin(), b.targets.end(), kIgnore));
+  }
+}
+
+TEST(Loader, ItsFingerprintIsOfAllThatDecidesItsSamples) {
+  const Scratch dir;
+  const LoaderConfig config = config_for({token_file(dir / "a", 1000), token_file(dir / "b", 300)}, 8);
+  const std::vector<std::function<void(LoaderConfig&)>> changes{
+      [](LoaderConfig&) {},
+      [](LoaderConfig& c) { c.shuffle = false; },
+      [](LoaderConfig& c) { c.seed = 4; },
+      [](LoaderConfig& c) { c.seq_len = 9; },
+      [](LoaderConfig& c) {
+        c.weights = {1, 1};
+      },
+      [](LoaderConfig& c) {
+        c.weights = {1, 2};
+      },
+      [](LoaderConfig& c) { c.ignore_document_starts = true; },
+      [](LoaderConfig& c) { c.documents = Bounds::of_documents; },
+      [](LoaderConfig& c) { c.split = Split::train, c.held_out = 0.1; },
+      [](LoaderConfig& c) { c.split = Split::held_out, c.held_out = 0.1; },
+      [](LoaderConfig& c) { c.split = Split::train, c.held_out = 0.2; },
+      [](LoaderConfig& c) { std::swap(c.files[0], c.files[1]); },
+      [](LoaderConfig& c) { c.files.pop_back(); }};
+  std::set<uint64_t> seen;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    LoaderConfig other = config;
+    changes[i](other);
+    EXPECT_TRUE(seen.insert(Loader(other).fingerprint()).second) << "change " << i;
   }
 }
 
