@@ -134,6 +134,10 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
   unused(s.warmup_steps > 0 && s.warmup_tokens > 0, "schedule.", s.warmup_tokens, "schedule.warmup_steps (",
          s.warmup_steps, ") goes before it");
   unused(s.decay_steps > 0 && s.kind != ScheduleKind::wsd, "schedule.", s.decay_steps, "schedule.kind is ", s.kind);
+  unused(s.decay_fraction != ScheduleConfig().decay_fraction && s.kind != ScheduleKind::wsd, "schedule.",
+         s.decay_fraction, "schedule.kind is ", s.kind);
+  unused(s.decay_fraction != ScheduleConfig().decay_fraction && s.kind == ScheduleKind::wsd && s.decay_steps > 0,
+         "schedule.", s.decay_fraction, "schedule.decay_steps (", s.decay_steps, ") goes before it");
   unused(s.min_lr != s.lr / 10 && s.kind == ScheduleKind::constant, "schedule.", s.min_lr, "schedule.kind is ", s.kind);
   unused(t.eval_every > 0 && t.eval_sequences == 0, "training.", t.eval_every, "training.eval_sequences is 0");
   unused(t.eval_every > 0 && t.eval_sequences > 0 && c.data.validation->empty() && c.data.validation_fraction == 0,
@@ -153,6 +157,11 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
        std::initializer_list<const OptionBase*>{&f.amax_history_len, &f.amax_compute_algo, &f.interval})
     unused(no_history && option->text() != usual.find(option->name())->text(), "fp8.", *option, "fp8.recipe is ",
            f.recipe);
+  unused(f.preset != Fp8Preset::none && !f.enabled, "fp8.", f.preset, "fp8.enabled is false");
+  unused(c.log.fp8_every > 0 && !f.enabled, "log.", c.log.fp8_every, "fp8.enabled is false");
+  for (const Option<double>* alarm : {&f.alarm_saturated, &f.alarm_flushed})
+    unused(f.enabled && c.log.fp8_every == 0 && alarm->text() != usual.find(alarm->name())->text(), "fp8.", *alarm,
+           "log.fp8_every is 0");
   unused(c.fp8.fallback && !c.fp8.enabled, "fp8.", c.fp8.fallback, "fp8.enabled is false");
 
   const int64_t total = total_steps(c), warmup = warmup_steps(s, tokens_per_step(c));  // short runs try things out

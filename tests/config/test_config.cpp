@@ -231,6 +231,10 @@ TEST(Config, WhatIsNotUsedIsSaid) {
          "schedule.warmup_tokens (9000) is not used: schedule.warmup_steps (2) goes before it");
   expect({"schedule.decay_steps=3"}, "schedule.decay_steps (3) is not used: schedule.kind is cosine");
   expect({"schedule.decay_steps=3", "schedule.kind=wsd"}, "");
+  expect({"schedule.decay_fraction=0.3"}, "schedule.decay_fraction (0.3) is not used: schedule.kind is cosine");
+  expect({"schedule.decay_fraction=0.3", "schedule.kind=wsd"}, "");
+  expect({"schedule.decay_fraction=0.3", "schedule.decay_steps=3", "schedule.kind=wsd"},
+         "schedule.decay_fraction (0.3) is not used: schedule.decay_steps (3) goes before it");
   expect({"schedule.warmup_steps=101"},
          "the run of 100 steps ends within its warm-up of 101 (schedule.warmup_steps): the learning rate never reaches "
          "schedule.lr");
@@ -257,6 +261,11 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect({"parallel.shard_degree=2", "parallel.zero_stage=0"},
          "parallel.shard_degree (2) is not used: parallel.zero_stage is 0");
   expect({"fp8.fallback=true"}, "fp8.fallback (true) is not used: fp8.enabled is false");
+  expect({"log.fp8_every=5"}, "log.fp8_every (5) is not used: fp8.enabled is false");
+  expect({"log.fp8_every=5", "fp8.enabled=true", "fp8.alarm_flushed=0.2"}, "");
+  expect({"fp8.enabled=true", "fp8.alarm_flushed=0.2"}, "fp8.alarm_flushed (0.2) is not used: log.fp8_every is 0");
+  expect({"fp8.preset=te"}, "fp8.preset (te) is not used: fp8.enabled is false");
+  expect({"fp8.preset=te", "fp8.enabled=true"}, "");
   expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8"},
          "fp8.amax_history_len (8) is not used: fp8.recipe is current");
   expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8", "fp8.weight_scaling=delayed"}, "");
