@@ -1,25 +1,19 @@
 // A training run: resume, step, evaluate, save, log. The steps themselves are train/trainer.cpp.
+#include <algorithm>
 #include <array>
-#include <atomic>
-#include <csignal>
+#include <filesystem>
 #include <optional>
 #include <set>
 
-#include "base/files.h"
-#include "base/json.h"
 #include "base/log.h"
-#include "base/progress.h"
-#include "base/rng.h"
 #include "config/globs.h"
-#include "config/peaks.h"
-#include "data/checkpoints.h"
-#include "data/run_folder.h"
-#include "data/tokenizer.h"
-#include "host/attempts.h"
 #include "host/last_words.h"
+#include "host/signals.h"
 #include "train/agreement.h"
+#include "train/checkpoint.h"
 #include "train/entries.h"
 #include "train/metrics.h"
+#include "train/run_inputs.h"
 #include "train/same_run.h"
 #include "train/saves.h"
 #include "train/watchdog.h"
@@ -27,119 +21,17 @@
 namespace octet::BACKEND {
 namespace {
 
-std::atomic<int> caught_signal{0};  // the one thing a signal handler may touch
-void on_signal(int s) { caught_signal = s; }
-
-class Signals {  // SIGTERM, SIGINT and SIGHUP end the run at the next step, saved
- public:
-  Signals() {
-    caught_signal = 0;
-    struct sigaction action {};
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART | SA_RESETHAND;  // no save fails of it; a second one ends the program at once
-    sigaction(SIGTERM, &action, &term_);
-    sigaction(SIGINT, &action, &int_);
-    sigaction(SIGHUP, nullptr, &hup_);
-    if (hup_.sa_handler == SIG_IGN) return;  // set by nohup: the run outlives its terminal
-    action.sa_flags = SA_RESTART;  // more of them change nothing: a shell and the kernel both tell of a closed terminal
-    sigaction(SIGHUP, &action, nullptr);
-  }
-  ~Signals() {
-    sigaction(SIGTERM, &term_, nullptr);
-    sigaction(SIGINT, &int_, nullptr);
-    if (!caught_signal) sigaction(SIGHUP, &hup_, nullptr);  // else the last lines of the log still come
-  }
-
- private:
-  struct sigaction term_ {
-  }, int_{}, hup_{};
-};
-
 // What all ranks know of one another between two steps.
 struct Boundary {
   bool ends;  // a signal on any rank is every rank's: all save the same step
   bool rest;  // every rank's threads have done their part of the save under way
 };
 Boundary meet(Host& host, bool rests) {
-  const std::array<bool, 2> mine{caught_signal != 0, !rests};
+  const std::array<bool, 2> mine{Signals::caught(), !rests};
   std::vector<std::array<bool, 2>> all(size_t(host.size()));
   host.all_gather(all.data(), mine.data(), sizeof mine);
   const auto any = [&](size_t i) { return std::any_of(all.begin(), all.end(), [i](const auto& r) { return r[i]; }); };
   return {.ends = any(0), .rest = !any(1)};
-}
-
-struct Data {
-  Loader train;
-  std::optional<Loader> validation;
-};
-LoaderConfig loader_config(const RunConfig& c, const std::vector<std::string>& files, Split split) {
-  return {.files = files,
-          .seq_len = c.training.seq_len,
-          .vocab_size = c.model.vocab_size,
-          .seed = uint64_t(*c.training.seed),
-          .ignore_document_starts = c.data.document_loss_mask,
-          .documents = bounds_of(c),
-          .split = split,
-          .held_out = c.data.validation_fraction};
-}
-Data open_data(const RunConfig& c) {
-  const bool held_out = c.data.validation->empty() && c.data.validation_fraction > 0;
-  LoaderConfig train = loader_config(c, c.data.train, held_out ? Split::train : Split::all);
-  train.weights = c.data.weights;
-  train.shuffle = c.data.shuffle;
-  Data data{Loader(std::move(train)), std::nullopt};
-  if (c.training.eval_sequences == 0 || !(held_out || !c.data.validation->empty())) return data;
-  LoaderConfig v =
-      loader_config(c, held_out ? *c.data.train : *c.data.validation, held_out ? Split::held_out : Split::all);
-  v.shuffle = false;
-  data.validation.emplace(std::move(v));
-  return data;
-}
-
-// Finds now what would make a save fail hours later.
-void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
-  if (c.data.tokenizer->empty()) return;
-  const std::filesystem::path found = tokenizer_file(*c.data.tokenizer);
-  if (found.empty())
-    bad_input(c.where, ": data.tokenizer: neither tokenizer.model nor tokenizer.json is in the folder '",
-              *c.data.tokenizer, "': name a file, or data.tokenizer= to save none");
-  const std::string file = found.string();
-  std::error_code none;
-  if (!std::filesystem::is_regular_file(file, none))
-    log_warning("data.tokenizer: there is no file ", file, "; checkpoints are saved without it");
-  else if (const uint64_t own = hash(read_file(file)); of_tokens && own != of_tokens)
-    bad_input(c.where, ": data.tokenizer: '", file, "' is not the tokenizer of ", c.data.train->front(),
-              ": name the one that made the token files, or data.tokenizer= to save none");
-}
-
-void warn_of_others(const RunConfig& c, const std::string& dir) {
-  const std::vector<std::filesystem::path> there = complete_checkpoints(dir);
-  const std::string how = c.checkpoint.resume;
-  if (how == "auto" || there.empty()) return;
-  const int64_t last = checkpoint_step(there.back());
-  const std::filesystem::path from = how;
-  const auto folder = newest_checkpoint(from).value_or(from.has_filename() ? from : from.parent_path());
-  std::error_code none;
-  if (how == "none" || (std::filesystem::exists(folder, none) && checkpoint_step(folder) < last))
-    log_warning(dir, " holds checkpoints of another run up to step ", last,
-                ": a later --resume auto continues that one; give this run a checkpoint.dir of its own");
-}
-
-std::unique_ptr<RunFolder> hold_folder(const RunConfig& c, const Data& data, Host& host) {
-  const std::string dir = c.checkpoint.dir;
-  if (dir.empty() || host.rank() != 0) return nullptr;
-  check_tokenizer(c, data.train.tokenizer_fingerprint());
-  auto folder = std::make_unique<RunFolder>(dir);
-  warn_of_others(c, dir);
-  return folder;
-}
-
-void require_shared_folder(const RunConfig& c, const RunFolder* held, Host& host) {
-  if (c.checkpoint.dir->empty() || host.shares_memory()) return;
-  const std::string mark = of_rank_0(host, held ? held->mark() : "");
-  Attempts looks(host);
-  if (host.rank() != 0 && !mark.empty()) looks([&] { require_marked(*c.checkpoint.dir, mark); });
-  looks.agree();
 }
 
 struct Diverged : Error {  // a check of the run itself failed; the message says at which steps
@@ -159,13 +51,13 @@ class Run {
         planner_(planner),
         watchdog_(host, config.parallel.watchdog_seconds),
         data_(open_data(config_)),
-        data_print_(data_.train.fingerprint()),
-        folder_(hold_folder(config_, data_, host)),
-        watch_(config_.fp8),
+        data_fingerprint_(data_.train.fingerprint()),
+        folder_(take_folder(config_, data_, host)),
+        health_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
         saves_(config_, host, watchdog_, from_ ? from_->string() : "") {
-    require_same_run(host_, config_, {data_print_, data_.validation ? data_.validation->fingerprint() : 0});
+    require_same_run(host_, config_, {data_fingerprint_, data_.validation ? data_.validation->fingerprint() : 0});
     require_shared_folder(config_, folder_.get(), host_);
     warn(warnings_of(config_));
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
@@ -202,7 +94,7 @@ class Run {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
       }
-      if (const std::vector<std::string> layers = watch_.take_fallbacks(); !layers.empty() && step < last)
+      if (const std::vector<std::string> layers = health_.take_fallbacks(); !layers.empty() && step < last)
         fall_back(layers);
     }
     result_.step = trainer_->steps_done();
@@ -256,7 +148,7 @@ class Run {
   // At a step boundary, through a checkpoint: from here on the run does what a resumed one would.
   void fall_back(std::vector<std::string> layers) {
     log_through(trainer_->steps_done());
-    const std::vector<std::string> more = watch_.take_fallbacks();  // of the last step
+    const std::vector<std::string> more = health_.take_fallbacks();  // of the last step
     layers.insert(layers.end(), more.begin(), more.end());
     for (const std::string& layer : std::set<std::string>(layers.begin(), layers.end())) {
       metrics_->fallback(trainer_->steps_done(), layer);
@@ -270,26 +162,26 @@ class Run {
   }
   void resume() {
     if (!from_) return;
-    const std::optional<std::filesystem::path>& from = from_;
-    const RunState r = load_checkpoint(*trainer_, *from);
+    const std::string from = from_->string();
+    const RunState r = load_checkpoint(*trainer_, from);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
-      bad_input(from->string(), " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
+      bad_input(from, " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
                 "; tokenize again with its tokenizer");
-    if (r.data && r.data != data_print_ && host_.rank() == 0)
-      log_warning("the training data or its order differs from that of ", from->string(), ": sample ", r.done.samples,
+    if (r.data && r.data != data_fingerprint_ && host_.rank() == 0)
+      log_warning("the training data or its order differs from that of ", from, ": sample ", r.done.samples,
                   " of the new data comes next");
     const int64_t last = total_steps(config_, r.done);
     if (r.tokens_per_step && r.tokens_per_step != tokens_per_step(config_) && host_.rank() == 0)
-      log_warning(from->string(), " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
+      log_warning(from, " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
                   tokens_per_step(config_), ": ",
                   config_.training.steps > 0
                       ? std::string("training.steps and the schedule count steps of either size equally")
                       : concat("step ", last, " reaches training.tokens, and the schedule goes by tokens"));
     if (r.done.step > last)
-      bad_input(from->string(), " is at step ", r.done.step, ", beyond training.steps ", last,
+      bad_input(from, " is at step ", r.done.step, ", beyond training.steps ", last,
                 "; raise it, or start anew with --resume none");
-    if (host_.rank() == 0) log_info("resumed from ", from->string(), " at step ", r.done.step);
+    if (host_.rank() == 0) log_info("resumed from ", from, " at step ", r.done.step);
   }
 
   // A run whose steps were all skipped has not trained; but a dynamic loss scale may still be on its way down.
@@ -308,7 +200,7 @@ class Run {
       skipped_in_a_row_ = r.state.skip ? skipped_in_a_row_ + 1 : 0;
       if (const int64_t most = config_.training.max_skipped; most && skipped_in_a_row_ >= most)
         throw Diverged(concat("steps ", r.step - most + 1, " to ", r.step, " were all skipped (training.max_skipped)"));
-      if (r.health.step) metrics_->alarms(watch_.alarms(r.health));
+      if (r.health.step) metrics_->alarms(health_.alarms(r.health));
     }
   }
   void evaluate() {
@@ -322,7 +214,7 @@ class Run {
     saves_.save(*trainer_,
                 {.done = trainer_->done(),
                  .counters = trainer_->state(),
-                 .data = data_print_,
+                 .data = data_fingerprint_,
                  .tokenizer = data_.train.tokenizer_fingerprint(),
                  .fallbacks = fallbacks_},
                 kind);
@@ -333,10 +225,10 @@ class Run {
   Host& host_;
   const Planner& planner_;
   Watchdog watchdog_;  // before whatever may wait for other ranks
-  Data data_;
-  const uint64_t data_print_;          // taken once: it reads in each of the files, which may be thousands
+  RunData data_;
+  const uint64_t data_fingerprint_;    // taken once: it reads in each of the files, which may be thousands
   std::unique_ptr<RunFolder> folder_;  // rank 0's
-  HealthWatch watch_;
+  HealthWatch health_;
   std::optional<std::filesystem::path> from_;  // the checkpoint that the run continues
   std::vector<std::string> fallbacks_;
   PlanResult plan_;
@@ -344,10 +236,10 @@ class Run {
   std::optional<Metrics> metrics_;
   Samples samples_;
   Saves saves_;
-  struct Watched {
+  struct Unwatch {
     Watchdog& watchdog;
-    ~Watched() { watchdog.watch(nullptr); }
-  } watched_{watchdog_};  // ends before the trainer that is watched
+    ~Unwatch() { watchdog.watch(nullptr); }
+  } unwatch_{watchdog_};  // ends before the trainer that is watched
   TrainResult result_;
   int64_t logged_ = 0, skipped_in_a_row_ = 0;
 };
