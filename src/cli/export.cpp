@@ -179,11 +179,11 @@ int run_export(const Arguments& arguments, Host*) {
   const ModelFolder from = open_model_folder(arguments.words()[0]);
   const SafetensorsModel weights(from.path);
   const std::vector<NamedShape> parameters = parameters_of(from.model);
-  check_names(parameters, weights, from.layout());
+  check_names(parameters, weights, hf_layout(from.model));
   const ExchangeType type = type_of(arguments, from, weights, parameters);
   const TokenizerSource tokenizer = find_tokenizer(from, arguments.text("tokenizer"));
   const ModelConfig model = exported(arguments, from, tokenizer);
-  const HfLayout layout{.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings};
+  const HfLayout layout = hf_layout(model);
   const std::vector<File> files = files_of(parameters, layout, type.dtype, most);
   int64_t total = 0;
   for (const File& file : files) total += file.bytes;

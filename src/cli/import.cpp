@@ -83,7 +83,7 @@ int run_import(const Arguments& arguments, Host*) {
   const fs::path from = arguments.words()[0];
   require_folder(from);
   const ModelConfig model = load_model_config(from);
-  const HfLayout layout{.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings};
+  const HfLayout layout = hf_layout(model);
   const SafetensorsModel weights(from);
   const std::vector<NamedShape> parameters = parameters_of(model);
   check_names(parameters, weights, layout);
@@ -101,8 +101,8 @@ int run_import(const Arguments& arguments, Host*) {
   int64_t count = 0;
   for (const NamedShape& p : parameters) count += weights.at(p.name).entry->numel();
   if (arguments.has("json")) {
-    const json said{{"out", staged.result().string()}, {"parameters", count}, {"dtype", "float32"}};
-    std::printf("%s\n", said.dump().c_str());
+    const json report{{"out", staged.result().string()}, {"parameters", count}, {"dtype", "float32"}};
+    std::printf("%s\n", report.dump().c_str());
     return 0;
   }
   std::printf("%s: %s parameters in fp32; train from it with octet train CONFIG.json --resume %s\n",

@@ -52,7 +52,7 @@ void add_model(json& report, const fs::path& folder, const SafetensorsModel& wei
   try {
     const ModelConfig model = load_model_config(folder.string());
     report["model"] = write_model_section(model);
-    check_names(parameters_of(model), weights, {.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings});
+    check_names(parameters_of(model), weights, hf_layout(model));
   } catch (const InputError& e) { report["unsupported"] = e.what(); }
 }
 

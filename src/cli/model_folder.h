@@ -17,7 +17,6 @@ struct ModelFolder {
   std::filesystem::path path;  // of config.json and the weights
   json state;                  // state.json of a checkpoint of octet; null for a folder of transformers
   ModelConfig model;
-  HfLayout layout() const { return {.vocab_size = model.vocab_size, .tied_head = model.tie_embeddings}; }
 };
 // InputError: no such folder, none of these, a checkpoint that was cut short, a config.json
 // that octet does not support.

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/model.h"
 #include "data/safetensors.h"
 #include "tensor/tensor.h"
 
@@ -22,6 +23,7 @@ struct HfLayout {
   int64_t vocab_size = 0;  // rows of embedding and head in the files; ours may have more, for alignment. 0: the same
   bool tied_head = false;  // the head is the embedding: absent from the files, or an equal copy
 };
+inline HfLayout hf_layout(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
 
 bool is_vocabulary_tensor(std::string_view name);  // embedding or head: its rows are vocabulary entries
 bool is_no_parameter(std::string_view name);       // rotary tables and causal masks that older versions saved

@@ -98,7 +98,7 @@ void CheckpointWriter::open(Session& s, Attempts& files, const std::string& name
                             const std::map<std::string, std::string>& metadata, ForEach&& for_each) {
   SlicedFile& f = save_->files.emplace_back();
   f.path = save_->staged / name;
-  const HfLayout layout = layout_of(s.config.model);
+  const HfLayout layout = hf_layout(s.config.model);
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t, bool) {
     f.tensors.push_back({stored, t.dtype, stored_shape(ours, layout)});
   });
@@ -111,7 +111,7 @@ void CheckpointWriter::open(Session& s, Attempts& files, const std::string& name
 
 template <class ForEach>
 void CheckpointWriter::snapshot(Session& s, SlicedFile& f, ForEach&& for_each) {
-  const HfLayout layout = layout_of(s.config.model);
+  const HfLayout layout = hf_layout(s.config.model);
   uint64_t* sum = f.sums.data();
   for_each(s.params, [&](const std::string& stored, const NamedShape& ours, Tensor t, int64_t first, bool writes) {
     const int64_t count = writes ? stored_count(ours, layout, first, t.numel()) : 0;

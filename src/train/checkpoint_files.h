@@ -7,8 +7,6 @@
 
 namespace octet::BACKEND {
 
-inline HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
-
 // f(name in the file, tensor name, shape, local slice, first, whether this rank is to write it)
 template <class F>
 void for_each_moment(const ParameterStore& params, F&& f) {

@@ -5,13 +5,9 @@
 #include "train/weights.h"
 
 namespace octet::BACKEND {
-namespace {
-HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
-
-}  // namespace
 
 void load_weights(Session& s, const std::string& model) {
-  if (!model.empty()) return read_masters(s.stream, s.params, SafetensorsModel(model), layout_of(s.config.model));
+  if (!model.empty()) return read_masters(s.stream, s.params, SafetensorsModel(model), hf_layout(s.config.model));
   s.params.draw(s.stream, uint64_t(*s.config.training.seed));
   s.params.publish(s.stream, ParameterStore::Masters::changed);
 }

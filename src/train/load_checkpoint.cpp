@@ -35,7 +35,7 @@ uint64_t whole_number(const std::string& text, const std::string& where) {
 void read_slice(Session& s, const SafetensorsModel& model, const std::string& stored, const NamedShape& ours, Tensor t,
                 Integrity::Read& sum) {
   const auto [file, entry] = model.at(stored);
-  const HfLayout layout = layout_of(s.config.model);
+  const HfLayout layout = hf_layout(s.config.model);
   if (const std::vector<int64_t> shape = stored_shape(ours, layout); entry->shape != shape)
     bad_input(file->path().string(), ": ", stored, " has the shape ", to_string(entry->shape), "; this model's is ",
               to_string(shape));
@@ -243,7 +243,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
 
   Integrity integrity(s.host, folder);
   const auto model = opened<SafetensorsModel>(folder / "model.safetensors");
-  check_names(names_of(s.params), model, layout_of(s.config.model));
+  check_names(names_of(s.params), model, hf_layout(s.config.model));
   warn_of_another_model(s, folder);
   read_slices(s, model, integrity, [](auto& p, auto&& f) { for_each_master(p, f); });
   if (rank_0_sees(s.host, folder / "optimizer.safetensors")) {

@@ -146,8 +146,6 @@ class RouterCheck {
   Comparison logits_;
 };
 
-HfLayout layout_of(const ModelConfig& m) { return {.vocab_size = m.vocab_size, .tied_head = m.tie_embeddings}; }
-
 // Where the reference's gradient of our parameter is: under its own name (transformers 4), or under the name of the
 // merged tensor (transformers 5).
 Slice gradient_of(const SafetensorsFile& expected, const std::string& name, int64_t numel) {
@@ -216,7 +214,7 @@ void check_expected(const RunConfig& base, Host& host, const Planner& planner, c
   config.training.global_batch_size.set(batch.batch * host.size());
   const Purpose purpose = request.trains ? Purpose::train : Purpose::evaluate;
   Session s(config, host, planner(config), purpose, options_for(config, host));
-  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+  read_masters(s.stream, s.params, SafetensorsModel(request.model), hf_layout(config.model));
 
   const int64_t V = config.model.vocab_size;
   const auto want = expected.read_all<double>("logits");
@@ -302,7 +300,7 @@ void check_trajectory(const RunConfig& base, Host& host, const Planner& planner,
                         [&](int64_t, int64_t count) { return count * T; }};
   Trainer trainer(config, host, planner(config), options_for(config, host));
   Session& s = trainer.session;
-  read_masters(s.stream, s.params, SafetensorsModel(request.model), layout_of(config.model));
+  read_masters(s.stream, s.params, SafetensorsModel(request.model), hf_layout(config.model));
   for (int64_t i = 0; i < config.training.steps; ++i) {
     trainer.step(samples);
     const StepReport r = trainer.report(i + 1);
