@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include "data/sampler.h"
@@ -31,8 +32,8 @@ class Chooser {
         options_(options),
         vocabulary_(g.session.config.model.vocab_size),
         arrived_(g.session.device),
-        home_(pinned_alloc(size_t(most) * sizeof(int32_t))),
-        home_of_largest_(pinned_alloc(size_t(most) * sizeof(double))) {}
+        tokens_(pinned_array<int32_t>(most)),
+        largest_(pinned_array<std::byte>(most * int64_t(sizeof(double)))) {}
   bool on_device() const { return options_.greedy(); }
   void begin(size_t first, Generator::Prompts prompts) {
     samplers_.clear();
@@ -44,11 +45,11 @@ class Chooser {
     if (on_device()) {
       const Tensor largest = generator_.largest();
       argmax(s, out, largest, logits, vocabulary_);
-      copy_to_host(s, tokens(), out.data, out.bytes());
-      copy_to_host(s, home_of_largest_.get(), largest.data, largest.bytes());
+      copy_to_host(s, tokens_.get(), out.data, out.bytes());
+      copy_to_host(s, largest_.get(), largest.data, largest.bytes());
     } else {
       visit<double, float>(logits.dtype, [&]<class R>() { draw<R>(logits); });
-      copy_to_device(s, out.data, tokens(), out.bytes());
+      copy_to_device(s, out.data, tokens_.get(), out.bytes());
     }
     arrived_.record(s);
   }
@@ -57,9 +58,9 @@ class Chooser {
     if (on_device())
       visit<double, float>(generator_.largest().dtype, [&]<class R>() {
         for (int64_t b = 0; b < generator_.sequences(); ++b)
-          require_finite(static_cast<const R*>(home_of_largest_.get())[b]);
+          require_finite(reinterpret_cast<const R*>(largest_.get())[b]);
       });
-    return {tokens(), size_t(generator_.sequences())};
+    return {tokens_.get(), size_t(generator_.sequences())};
   }
 
  private:
@@ -71,8 +72,8 @@ class Chooser {
   }
   template <class R>
   void draw(Tensor logits) {
-    if (room_ < logits.bytes()) logits_.reset(pinned_alloc(room_ = logits.bytes()));
-    R* values = static_cast<R*>(logits_.get());
+    if (room_ < logits.bytes()) logits_ = pinned_array<std::byte>(int64_t(room_ = logits.bytes()));
+    R* values = reinterpret_cast<R*>(logits_.get());
     copy_to_host(generator_.session.stream, logits_.get(), logits.data, logits.bytes());
     generator_.session.stream.synchronize();
     for (size_t b = 0; b < samplers_.size(); ++b) {
@@ -80,24 +81,20 @@ class Chooser {
       for (const R x : row)
         if (!(x < INFINITY)) require_finite(x);
       if constexpr (std::is_same_v<R, float>) {
-        tokens()[b] = samplers_[b].next(row);
+        tokens_[b] = samplers_[b].next(row);
       } else {
         row_.assign(row.begin(), row.end());
-        tokens()[b] = samplers_[b].next(row_);
+        tokens_[b] = samplers_[b].next(row_);
       }
     }
   }
-  int32_t* tokens() const { return static_cast<int32_t*>(home_.get()); }
 
-  struct Unpin {
-    void operator()(void* p) const noexcept { pinned_free(p); }
-  };
-  using Pinned = std::unique_ptr<void, Unpin>;
   Generator& generator_;
   const Sampling& options_;
   int64_t vocabulary_;
   Event arrived_;
-  Pinned home_, home_of_largest_, logits_;  // tokens, their logits (wide), and what is drawn from
+  PinnedArray<int32_t> tokens_;              // on the host
+  PinnedArray<std::byte> largest_, logits_;  // their logits (wide), and what is drawn from
   size_t room_ = 0;
   std::vector<float> row_;
   std::vector<Sampler> samplers_;

@@ -14,9 +14,9 @@
 namespace octet::BACKEND {
 namespace {
 template <class... Args>
-std::string print(const char* format, Args... args) {
+std::string format(const char* pattern, Args... args) {
   std::array<char, 256> text;
-  std::snprintf(text.data(), text.size(), format, args...);
+  std::snprintf(text.data(), text.size(), pattern, args...);
   return text.data();
 }
 
@@ -152,14 +152,14 @@ void Metrics::step(const StepReport& r) {
   const double mfu = peak_ > 0 ? flops_ / r.seconds / peak_ : 0;
   if (speaks_ && (r.step % config_.log.every == 0 || r.step == last_ || r.step == begin_ + 1 || r.state.skip)) {
     std::string line =
-        print("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step),
-              static_cast<long long>(last_), r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
+        format("step %lld/%lld  loss %.4f  lr %.3e  norm %.3f  %s tokens/s/GPU", static_cast<long long>(r.step),
+               static_cast<long long>(last_), r.loss, r.lr, double(r.state.norm), human_count(rate).c_str());
     if (config_.model.num_experts)
-      line += print("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
-    if (scales_loss) line += print("  loss scale %.8g", double(r.state.loss_scale));
-    if (peak_ > 0) line += print("  MFU %.1f%%", 100 * mfu);
-    line += print("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
-    if (r.state.skip) line += print("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
+      line += format("  balance %.4f  busiest expert %.2fx", r.state.aux, busiest(r.expert_load));
+    if (scales_loss) line += format("  loss scale %.8g", double(r.state.loss_scale));
+    if (peak_ > 0) line += format("  MFU %.1f%%", 100 * mfu);
+    line += format("  %.0f ms  %s", 1e3 * r.seconds, human_bytes(double(memory_)).c_str());
+    if (r.state.skip) line += format("  SKIPPED: loss, norm or a cast is not finite (%u so far)", r.state.skipped);
     log_info(line);
     if (r.health.step) log_info("  fp8: ", r.health.summary());
   }
@@ -172,7 +172,7 @@ void Metrics::step(const StepReport& r) {
   if (peak_ > 0) record["mfu"] = mfu;
   if (r.health.step) record["fp8"] = r.health.to_json();
   append(record.dump());
-  if (progress_) progress_->update(r.step, print("loss %.4f", r.loss));
+  if (progress_) progress_->update(r.step, format("loss %.4f", r.loss));
 }
 
 void Metrics::alarms(const std::vector<std::string>& messages) {
@@ -191,7 +191,7 @@ void Metrics::replanned(const PlanResult& plan) { memory_ = plan.memory.total();
 void Metrics::evaluation(int64_t step, double loss) {
   if (speaks_)
     log_info(
-        print("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));
+        format("step %lld  validation loss %.4f  perplexity %.2f", static_cast<long long>(step), loss, std::exp(loss)));
   append(json{{"step", step}, {"validation_loss", loss}}.dump());
 }
 
@@ -199,7 +199,7 @@ void Metrics::saving() { saving_at_ = seconds_; }
 
 void Metrics::saved(const std::string& folder, double waited) {
   saved_at_ = saving_at_;
-  if (speaks_) log_info("saved ", folder, print("  (training waited %.2f s)", waited));
+  if (speaks_) log_info("saved ", folder, format("  (training waited %.2f s)", waited));
 }
 
 void Metrics::not_saved(const NotSaved& s) {
@@ -215,9 +215,9 @@ void Metrics::finish(const TrainResult& r) {
   if (progress_) progress_->finish();
   progress_.reset();
   if (!speaks_ || seconds_ == 0) return;
-  log_info(print("%lld steps, %s tokens in %s, %s tokens/s/GPU", static_cast<long long>(r.step - begin_),
-                 human_count(trained_).c_str(), human_duration(seconds_).c_str(),
-                 human_count(trained_ / seconds_ / double(ranks_)).c_str()));
+  log_info(format("%lld steps, %s tokens in %s, %s tokens/s/GPU", static_cast<long long>(r.step - begin_),
+                  human_count(trained_).c_str(), human_duration(seconds_).c_str(),
+                  human_count(trained_ / seconds_ / double(ranks_)).c_str()));
 }
 
 }  // namespace octet::BACKEND

@@ -10,8 +10,8 @@ namespace octet::BACKEND {
 
 class Metrics {
  public:
-  Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device,
-          Host&);  // flops: of a step on a rank
+  // flops: of a step on a rank.
+  Metrics(const RunConfig&, const PlanResult&, double flops, const std::string& device, Host&);
   ~Metrics();
   // Drops later steps from the metrics file, as they will be repeated. Lines of an earlier run, if this one starts
   // afresh, are moved to another file.

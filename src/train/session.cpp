@@ -1,7 +1,6 @@
 #include "train/session.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/progress.h"
 #include "base/rng.h"
@@ -10,12 +9,11 @@
 
 namespace octet::BACKEND {
 
-struct Session::Pinned {  // tokens, targets, order and bounds of documents of one micro-batch on their way to the
-                          // device
-  Pinned(Device& d, int64_t n) : arrived(d), data(static_cast<int32_t*>(pinned_alloc(size_t(n) * sizeof(int32_t)))) {}
-  ~Pinned() { pinned_free(data); }
+// One micro-batch on its way to the device: tokens, targets, order, and the bounds of documents.
+struct Session::Upload {
+  Upload(Device& d, int64_t n) : arrived(d), data(pinned_array<int32_t>(n)) {}
   Event arrived;
-  int32_t* data;
+  PinnedArray<int32_t> data;
   bool used = false;
 };
 
@@ -159,7 +157,8 @@ Session::Session(const RunConfig& c, Host& h, const PlanResult& plan, Purpose pu
     documents_ = persistent.alloc(DType::i32, {2, config.training.micro_batch_size, config.training.seq_len});
   losses_ = persistent.alloc(wide(config.precision.param_dtype), {n});
   sums_ = persistent.alloc(DType::f64, {2});
-  for (size_t i = 0; i < kUploads; ++i) pinned_.push_back(std::make_unique<Pinned>(device, documents_ ? 5 * n : 3 * n));
+  for (size_t i = 0; i < kUploads; ++i)
+    uploads_.push_back(std::make_unique<Upload>(device, documents_ ? 5 * n : 3 * n));
 }
 Session::~Session() = default;
 
@@ -197,22 +196,23 @@ void Session::update_scales(Tensor state) {
 DeviceBatch Session::upload(const Batch& batch) {
   const int64_t n = int64_t(batch.tokens.size());
   CHECK(n == tokens_.numel(), "a micro-batch of ", n, " tokens where ", tokens_.numel(), " were planned");
-  Pinned& p = *pinned_[uploads_++ % kUploads];
-  if (p.used) p.arrived.synchronize();
+  Upload& u = *uploads_[next_upload_++ % kUploads];
+  if (u.used) u.arrived.synchronize();
   ++pulse;
-  p.used = true;
-  std::memcpy(p.data, batch.tokens.data(), size_t(n) * sizeof(int32_t));
-  std::memcpy(p.data + n, batch.targets.data(), size_t(n) * sizeof(int32_t));
-  sort_by_token(batch.tokens, config.model.vocab_size, p.data + 2 * n);
+  u.used = true;
+  int32_t* const from = u.data.get();
+  std::copy_n(batch.tokens.data(), n, from);
+  std::copy_n(batch.targets.data(), n, from + n);
+  sort_by_token(batch.tokens, config.model.vocab_size, from + 2 * n);
   for (int i = 0; const Tensor& t : {tokens_, targets_, order_})
-    copy_to_device(stream, t.data, p.data + n * i++, t.bytes());
+    copy_to_device(stream, t.data, from + n * i++, t.bytes());
   if (documents_) {
     CHECK(int64_t(batch.begins.size()) == n && int64_t(batch.ends.size()) == n, "no bounds of documents");
-    std::memcpy(p.data + 3 * n, batch.begins.data(), size_t(n) * sizeof(int32_t));
-    std::memcpy(p.data + 4 * n, batch.ends.data(), size_t(n) * sizeof(int32_t));
-    copy_to_device(stream, documents_.data, p.data + 3 * n, documents_.bytes());
+    std::copy_n(batch.begins.data(), n, from + 3 * n);
+    std::copy_n(batch.ends.data(), n, from + 4 * n);
+    copy_to_device(stream, documents_.data, from + 3 * n, documents_.bytes());
   }
-  p.arrived.record(stream);
+  u.arrived.record(stream);
   return {.tokens = tokens_, .targets = targets_, .order = order_, .documents = documents_};
 }
 
@@ -236,10 +236,10 @@ double Session::loss(const Samples& samples, int64_t first, int64_t count) {
   const Tensor total = sums_.part(1, {1});
   copy_to_device(stream, total.data, &valid, sizeof valid);
   world->all_reduce(stream, sums_, Reduce::sum);
-  double home[2];
-  copy_to_host(stream, home, sums_.data, sizeof home);
+  double sums[2];
+  copy_to_host(stream, sums, sums_.data, sizeof sums);
   stream.synchronize();
-  return home[0] / std::max(1., home[1]);
+  return sums[0] / std::max(1., sums[1]);
 }
 
 }  // namespace octet::BACKEND

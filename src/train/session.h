@@ -34,8 +34,8 @@ class Session {
   void update_scales(Tensor state);  // of activations and gradients, once a micro-batch or step; state: the step's
   // Copies a micro-batch to the device. Tensors stay as they are until the next upload.
   DeviceBatch upload(const Batch&);
-  double loss(const Samples&, int64_t first,
-              int64_t count);  // mean over the valid targets of samples, all ranks together
+  // Mean over the valid targets of samples [first, first + count), all ranks together.
+  double loss(const Samples&, int64_t first, int64_t count);
   Tensor loss_total() const { return sums_.part(0, {1}); }  // f64, for training without a Trainer
 
   const RunConfig& config;
@@ -59,10 +59,10 @@ class Session {
   Decoder model;
 
  private:
-  struct Pinned;  // host side of an upload under way
+  struct Upload;
   Tensor tokens_{}, targets_{}, order_{}, documents_{}, losses_{}, sums_{};
-  std::vector<std::unique_ptr<Pinned>> pinned_;
-  size_t uploads_ = 0;
+  std::vector<std::unique_ptr<Upload>> uploads_;  // used in turns
+  size_t next_upload_ = 0;
 };
 
 }  // namespace octet::BACKEND

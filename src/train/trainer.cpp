@@ -11,15 +11,11 @@ struct Trainer::InFlight {
   InFlight(Device& d, Tensor expert_load)
       : begin(d),
         end(d),
-        state(static_cast<StepState*>(pinned_alloc(sizeof(StepState)))),
-        load(static_cast<double*>(pinned_alloc(expert_load ? expert_load.bytes() : sizeof(double)))) {}
-  ~InFlight() {
-    pinned_free(state);
-    pinned_free(load);
-  }
+        state(pinned_array<StepState>(1)),
+        load(pinned_array<double>(expert_load ? expert_load.numel() : 0)) {}
   Event begin, end;
-  StepState* state;
-  double* load;  // (L,E), where there are experts
+  PinnedArray<StepState> state;
+  PinnedArray<double> load;  // (L,E), where there are experts
   double valid_targets = 1, lr = 0;
   int64_t step = -1, tokens = 0;
   HealthReport health;
@@ -28,14 +24,14 @@ struct Trainer::InFlight {
 Trainer::Trainer(const RunConfig& config, Host& host, const PlanResult& plan, const Device::Options& device)
     : session(config, host, plan, Purpose::train, device) {
   Arena& persistent = session.arenas[Memory::weights];
-  state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});
+  state_ = persistent.alloc(DType::e4m3, {int64_t(sizeof(StepState))});  // as bytes
   partial_ = persistent.alloc(DType::f64, {partial_sums(session.device.target())});
   for (auto& f : flights_) f = std::make_unique<InFlight>(session.device, session.model.expert_load());
   restore({}, {.loss_scale = first_loss_scale(config.precision)});
 }
 Trainer::~Trainer() = default;
 
-Tensor Trainer::record(size_t offset, DType t, int64_t count) const {
+Tensor Trainer::field(size_t offset, DType t, int64_t count) const {
   return Tensor{static_cast<char*>(state_.data) + offset, t, {count}};
 }
 
@@ -47,10 +43,10 @@ void Trainer::step(const Samples& samples) {
   const int64_t G = config.training.global_batch_size, M = config.training.micro_batch_size;
   const int64_t R = s.host.size(), micro_steps = octet::micro_steps(config, R);
   const double valid = double(std::max<int64_t>(1, samples.valid_targets(done_.samples, G)));
-  const Tensor loss = record(offsetof(StepState, loss), DType::f64, 1),
-               squares = record(offsetof(StepState, squares), DType::f64, 1);
+  const Tensor loss = field(offsetof(StepState, loss), DType::f64, 1),
+               squares = field(offsetof(StepState, squares), DType::f64, 1);
   const LossScaling scaling = loss_scaling(config.precision);
-  const Tensor scale = scaling == LossScaling::none ? Tensor{} : record(offsetof(StepState, loss_scale), DType::f32, 1);
+  const Tensor scale = scaling == LossScaling::none ? Tensor{} : field(offsetof(StepState, loss_scale), DType::f32, 1);
   const LossFactor factor{1 / valid, scale ? scale.ptr<float>() : nullptr};
   const int64_t step = done_.step;
   InFlight& flight = *flights_[size_t(step % 2)];
@@ -67,7 +63,7 @@ void Trainer::step(const Samples& samples) {
     Context c = s.context(Pass::train);
     c.batch = last ? ParameterStore::Batch::last : ParameterStore::Batch::more_follow;
     if (m == 0 && examines) s.scaling.start_counting(s.stream);
-    c.routers.losses = record(offsetof(StepState, aux), DType::f64, 2);
+    c.routers.losses = field(offsetof(StepState, aux), DType::f64, 2);
     c.routers.share = 1. / double(micro_steps);
     // Ranks compute neighbouring micro-batches at the same time, so that router balancing and amax see the same
     // sequences together.
@@ -81,7 +77,7 @@ void Trainer::step(const Samples& samples) {
   s.params.sum_squares(s.stream, squares, partial_);
   s.world->all_reduce(s.stream, loss, Reduce::sum);
   if (config.fp8.enabled && s.amax_group() != s.world.get())  // ranks that do not share maxima must still skip together
-    s.world->all_reduce(s.stream, record(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
+    s.world->all_reduce(s.stream, field(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
   finish_gradients(s.stream, state_, config.optimizer.clip,
                    scaling == LossScaling::dynamic ? int64_t(config.precision.loss_scale_growth_every) : 0);
 
@@ -96,8 +92,8 @@ void Trainer::step(const Samples& samples) {
   if (examines) flight.health.step = done_.step;
   flight.tokens = done_.tokens;
   flight.valid_targets = valid;
-  copy_to_host(s.stream, flight.state, state_.data, sizeof(StepState));
-  if (load) copy_to_host(s.stream, flight.load, load.data, load.bytes());
+  copy_to_host(s.stream, flight.state.get(), state_.data, sizeof(StepState));
+  if (load) copy_to_host(s.stream, flight.load.get(), load.data, load.bytes());
   flight.end.record(s.stream);
 }
 
@@ -140,21 +136,21 @@ StepReport Trainer::report(int64_t step) {
   const Tensor load = session.model.expert_load();
   return {.step = step,
           .tokens = f.tokens,
-          .loss = f.state->loss / f.valid_targets,
+          .loss = f.state[0].loss / f.valid_targets,
           .lr = f.lr,
           .seconds = f.end.seconds_since(f.begin),
-          .state = *f.state,
+          .state = f.state[0],
           .health = f.health,
-          .expert_load = {f.load, f.load + (load ? load.numel() : 0)}};
+          .expert_load = {f.load.get(), f.load.get() + (load ? load.numel() : 0)}};
 }
 
 double Trainer::evaluate(const Samples& samples, int64_t sequences) { return session.loss(samples, 0, sequences); }
 
 StepState Trainer::state() {
-  StepState home;
-  copy_to_host(session.stream, &home, state_.data, sizeof home);
+  StepState on_host;
+  copy_to_host(session.stream, &on_host, state_.data, sizeof on_host);
   session.stream.synchronize();
-  return home;
+  return on_host;
 }
 
 void Trainer::restore(const Done& done, const StepState& state) {

@@ -29,10 +29,10 @@ class Trainer {
   Session session;
 
  private:
-  struct InFlight;  // host side of a step: its events and the copy of its StepState
+  struct InFlight;  // host side of a step: its events, and copies of its state and expert load
   void update(double lr);
   void examine(DelayedScaling&, HealthReport&);
-  Tensor record(size_t offset, DType, int64_t count) const;  // a field of the state on the device
+  Tensor field(size_t offset, DType, int64_t count) const;  // of the state on the device
 
   Done done_;
   Tensor state_{};    // StepState
