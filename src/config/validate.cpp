@@ -8,9 +8,9 @@
 namespace octet {
 namespace {
 
-class Check {
+class Checks {
  public:
-  Check(const RunConfig& config, int64_t ranks) : c_(config), ranks_(ranks) {}
+  Checks(const RunConfig& config, int64_t ranks) : c_(config), ranks_(ranks) {}
 
   void all() {
     batch();
@@ -120,7 +120,7 @@ class Check {
 
 }  // namespace
 
-void validate(const RunConfig& config, int64_t ranks) { Check(config, ranks).all(); }
+void validate(const RunConfig& config, int64_t ranks) { Checks(config, ranks).all(); }
 
 std::vector<std::string> warnings_of(const RunConfig& c) {
   std::vector<std::string> lines;
@@ -181,47 +181,6 @@ void require_training(const RunConfig& config) {
     bad_input(config.where, ": data.train is missing; give the token files that `octet tokenize` made");
   if (total_steps(config) == 0)
     bad_input(config.where, ": training.steps or training.tokens is missing; give the length of the run");
-}
-
-int64_t tokens_per_step(const RunConfig& config) { return config.training.global_batch_size * config.training.seq_len; }
-
-int64_t total_steps(const RunConfig& config) {
-  const TrainingConfig& t = config.training;
-  if (t.steps > 0 || t.tokens == 0) return t.steps;
-  return (t.tokens - 1) / tokens_per_step(config) + 1;
-}
-
-static bool counts_tokens(const RunConfig& config) { return config.training.steps == 0 && config.training.tokens > 0; }
-
-int64_t total_steps(const RunConfig& config, const Done& done) {
-  if (!counts_tokens(config)) return total_steps(config);
-  const int64_t left = config.training.tokens - done.tokens;
-  return done.step + (left > 0 ? (left - 1) / tokens_per_step(config) + 1 : 0);
-}
-
-// The progress of a run that is measured in tokens is its share of tokens, whatever the batch sizes; but a warm-up that
-// is given in steps is over after so many steps.
-double learning_rate(const RunConfig& config, const Done& done) {
-  const int64_t per_step = tokens_per_step(config), total = total_steps(config);
-  int64_t step = done.step;
-  if (counts_tokens(config)) {
-    const int64_t warmup = config.schedule.warmup_steps, left = total_steps(config, done) - done.step;
-    step = done.step < warmup ? done.step : std::max(warmup, total - left);
-  }
-  return learning_rate(config.schedule, step, total, per_step);
-}
-
-int64_t micro_steps(const RunConfig& config, int64_t ranks) {
-  return config.training.global_batch_size / (ranks * config.training.micro_batch_size);
-}
-
-LossScaling loss_scaling(const PrecisionConfig& precision) {
-  if (precision.loss_scaling != LossScaling::automatic) return precision.loss_scaling;
-  return precision.param_dtype == DType::f16 ? LossScaling::dynamic : LossScaling::none;
-}
-
-float first_loss_scale(const PrecisionConfig& precision) {
-  return loss_scaling(precision) == LossScaling::none ? 1.f : float(precision.loss_scale);
 }
 
 }  // namespace octet
