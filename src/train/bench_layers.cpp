@@ -7,11 +7,11 @@ namespace octet::BACKEND {
 namespace {
 
 void bench_embedding(OpBench& b, const BenchSizes& s) {
-  const Tensor y = b.zeros(s.plain, {s.N, s.C}), w = b.random(s.plain, {s.V, s.C}), tokens = b.indices(s.N, s.V);
+  const Tensor y = b.zeros(s.plain, {s.N, s.C}), w = b.random(s.plain, {s.V, s.C}), tokens = b.random_indices(s.N, s.V);
   b.time("embedding forward", [&] { embedding_forward(b.stream, y, tokens, w); });
   const Tensor dw = b.zeros(s.gradient, {s.V, s.C}), dy = b.random(s.plain, {s.N, s.C});
-  const Tensor same = b.indices(s.N, s.V), order = b.indices(s.N, s.V, true);
-  b.time("embedding backward", [&] { embedding_backward(b.stream, dw, dy, same, order); });
+  const Tensor again = b.random_indices(s.N, s.V), order = b.sorting_order(s.N, s.V);  // time() has freed `tokens`
+  b.time("embedding backward", [&] { embedding_backward(b.stream, dw, dy, again, order); });
 }
 
 void bench_rope(OpBench& b, const RunConfig& c, const BenchSizes& s) {
@@ -85,7 +85,7 @@ void bench_attention(OpBench& b, const RunConfig& c, const BenchSizes& s) {
 void bench_loss(OpBench& b, const RunConfig& c, const BenchSizes& s) {
   const int64_t rows = std::min<int64_t>(s.N, std::max<int64_t>(256, (int64_t{1} << 28) / s.V));
   const Tensor losses = b.zeros(s.wide, {rows}), logits = b.random(s.plain, {rows, s.V});
-  const Tensor targets = b.indices(rows, c.model.vocab_size);
+  const Tensor targets = b.random_indices(rows, c.model.vocab_size);
   b.time("cross-entropy and its gradient", [&] {
     cross_entropy(b.stream, losses, logits, targets, c.model.vocab_size, {1.0 / double(rows)}, Backward::yes);
   });

@@ -29,16 +29,18 @@ Tensor OpBench::random(DType t, Shape shape) {
   init_normal(stream, tensor, 0, 1, ++seed_, 0, 0);
   return tensor;
 }
-Tensor OpBench::indices(int64_t n, int64_t limit, bool order) {
+static std::vector<int32_t> random_below(int64_t limit, int64_t n) {
   std::vector<int32_t> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i) values[i] = int32_t(random_bits(1, 1, i) % uint64_t(limit));
-  if (order) {  // of these values: the permutation that sorts them
-    std::vector<int32_t> by(values.size());
-    std::iota(by.begin(), by.end(), 0);
-    std::stable_sort(by.begin(), by.end(), [&](int32_t a, int32_t b) { return values[size_t(a)] < values[size_t(b)]; });
-    values = std::move(by);
-  }
-  return indices(values);
+  return values;
+}
+Tensor OpBench::random_indices(int64_t n, int64_t limit) { return indices(random_below(limit, n)); }
+Tensor OpBench::sorting_order(int64_t n, int64_t limit) {
+  const std::vector<int32_t> values = random_below(limit, n);
+  std::vector<int32_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int32_t i) { return values[size_t(i)]; });
+  return indices(order);
 }
 Tensor OpBench::indices(const std::vector<int32_t>& values) {
   const Tensor tensor = alloc(DType::i32, {int64_t(values.size())});

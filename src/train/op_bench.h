@@ -13,11 +13,12 @@ class OpBench {
  public:
   explicit OpBench(const Device::Options& options) : device(options), stream(device), begin_(device), end_(device) {}
 
-  // Tensors that live until the next time(): normal numbers, codes of such, zeros, indices below `limit`.
+  // Tensors that live until the next time().
   Tensor zeros(DType, Shape);
-  Tensor random(DType, Shape);
-  Tensor indices(int64_t n, int64_t limit, bool sorted_order = false);
+  Tensor random(DType, Shape);  // normal numbers, or codes of such
   Tensor indices(const std::vector<int32_t>&);
+  Tensor random_indices(int64_t n, int64_t limit);  // below `limit`, the same at each call
+  Tensor sorting_order(int64_t n, int64_t limit);   // the permutation that sorts them
   // Every form of f, with a scale of 1 and a measured amax.
   Operand operand(Forms f, DType plain, DType codes, Shape);
 
