@@ -57,11 +57,11 @@ int convert(const Arguments& arguments, Host*) {
   const TokenFileHeader made = convert_tokens(options);
   if (progress) progress->finish();
   if (arguments.has("json")) {
-    const json said{{"out", options.output.string()},
-                    {"tokens", made.tokens},
-                    {"documents", made.documents},
-                    {"vocab_size", made.vocab_size}};
-    std::printf("%s\n", said.dump().c_str());
+    const json report{{"out", options.output.string()},
+                      {"tokens", made.tokens},
+                      {"documents", made.documents},
+                      {"vocab_size", made.vocab_size}};
+    std::printf("%s\n", report.dump().c_str());
     return 0;
   }
   std::printf("%s: %s tokens of %s documents, vocabulary %s\n", options.output.c_str(),

@@ -47,8 +47,7 @@ bool is_token_file(const std::string& path) {
 
 void evaluate(const ModelRun& run, const EvaluateRequest& request) {
   LoneHost alone;
-  run.engine->evaluate(
-      run.config, alone, [&](const RunConfig& c) { return plan::engine().plan_inference(c, run.target, 0); }, request);
+  run.engine->evaluate(run.config, alone, inference_planner(run.target, /*prompt=*/0), request);
 }
 
 struct Text {  // one file of --data

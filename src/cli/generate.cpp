@@ -54,9 +54,9 @@ Sampling sampling_of(const Arguments& arguments) {
 
 // Text as it grows: what later tokens may still change (a character of several bytes, a space) is held back. With byte
 // fallback that is all of neighbouring bytes: one invalid byte among them makes each U+FFFD.
-class Stream {
+class TextStream {
  public:
-  Stream(const Tokenizer& tokenizer, std::span<const int32_t> prompt)
+  TextStream(const Tokenizer& tokenizer, std::span<const int32_t> prompt)
       : tokenizer_(tokenizer), ids_(prompt.begin(), prompt.end()) {
     from_ = ids_.size() > kContext ? ids_.size() - kContext : 0;
     known_ = ids_.size();
@@ -143,7 +143,7 @@ class Printer {
   Printer(const Prompts& prompts, const Tokenizer* tokenizer) : prompts_(prompts), output_(prompts.ids.size()) {
     for (size_t i = 0; i < prompts.ids.size(); ++i) {
       const bool as_text = tokenizer && prompts.as_text[i];
-      streams_.push_back(as_text ? std::make_unique<Stream>(*tokenizer, prompts.ids[i]) : nullptr);
+      streams_.push_back(as_text ? std::make_unique<TextStream>(*tokenizer, prompts.ids[i]) : nullptr);
     }
   }
   void token(size_t prompt, int32_t id) {
@@ -167,7 +167,7 @@ class Printer {
   static void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }  // zero bytes too
   const Prompts& prompts_;
   std::vector<std::string> output_;
-  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<TextStream>> streams_;
 };
 
 double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
@@ -178,7 +178,7 @@ json report_of(const Prompts& prompts, const GenerateResult& result, const Token
     const auto& s = result.sequences[i];
     json one{{"prompt_ids", prompts.ids[i]}, {"ids", s.tokens}};
     if (tokenizer) {
-      Stream stream(*tokenizer, prompts.ids[i]);
+      TextStream stream(*tokenizer, prompts.ids[i]);
       std::string text;
       for (int32_t id : s.tokens) text += stream.add(id);
       one["text"] = text + stream.end();
@@ -226,11 +226,9 @@ int generate(const Arguments& arguments, Host*) {
   Printer printer(prompts, tokenizer.get());
   const bool as_json = arguments.has("json");
   if (!as_json) request.on_token = [&](size_t prompt, int32_t id) { printer.token(prompt, id); };
-  const Planner planner = [&](const RunConfig& c) {
-    return plan::engine().plan_inference(c, run.target, int64_t(longest));
-  };
   LoneHost alone;
-  const GenerateResult result = run.engine->generate(run.config, alone, planner, request);
+  const GenerateResult result =
+      run.engine->generate(run.config, alone, inference_planner(run.target, int64_t(longest)), request);
   if (as_json) {
     std::printf(
         "%s\n",

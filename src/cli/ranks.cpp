@@ -64,6 +64,10 @@ Planner planner_for(const Target& target, int ranks) {
   return [=](const RunConfig& config) { return plan::engine().plan(config, ranks, target); };
 }
 
+Planner inference_planner(const Target& target, int64_t prompt) {
+  return [=](const RunConfig& config) { return plan::engine().plan_inference(config, target, prompt); };
+}
+
 int64_t chosen_shard_degree(const RunConfig& config, const Machines& m, const Planner& planner) {
   const bool whole_machines = m.local < m.ranks && m.ranks % m.local == 0;
   if (config.parallel.shard_degree > 0 || config.parallel.zero_stage == 0 || !whole_machines) return 0;

@@ -9,10 +9,11 @@
 namespace octet {
 
 const Engine& choose_engine(const RunConfig& config);
-void require_types(const Target&,
-                   const RunConfig&);  // refuses number formats that a card of this kind has no kernels for
+// Refuses number formats that a card of this kind has no kernels for.
+void require_types(const Target&, const RunConfig&);
 Target target_of(const Engine& engine, const RunConfig& config);  // refuses what its card cannot do
 Planner planner_for(const Target& target, int ranks);
+Planner inference_planner(const Target& target, int64_t prompt);  // prompt: as Engine::plan_inference
 
 // parallel.shard_degree where it is to be chosen: of ranks on several machines, the fewest whole machines whose ranks
 // have the memory by plan, all ranks if none do. 0: as the config says, nothing is to be chosen.

@@ -78,8 +78,8 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
                 ": write NAME.jsonl, or give another --separator");
   if (!to_file) return 0;
   if (arguments.has("json")) {
-    const json said{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
-    std::printf("%s\n", said.dump().c_str());
+    const json report{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
+    std::printf("%s\n", report.dump().c_str());
   } else {
     std::printf("%s: %s documents, %s of text\n", from.output.c_str(), with_commas(made.documents).c_str(),
                 human_bytes(double(made.bytes)).c_str());

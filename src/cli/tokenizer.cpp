@@ -27,11 +27,11 @@ int tokenizer(const Arguments& arguments, Host*) {
   train_tokenizer(options);
   const Tokenizer made(options.output);
   if (arguments.has("json")) {
-    const json said{{"out", options.output.string()},
-                    {"vocab_size", made.vocab_size()},
-                    {"bos_id", made.bos()},
-                    {"eos_id", made.eos()}};
-    std::printf("%s\n", said.dump().c_str());
+    const json report{{"out", options.output.string()},
+                      {"vocab_size", made.vocab_size()},
+                      {"bos_id", made.bos()},
+                      {"eos_id", made.eos()}};
+    std::printf("%s\n", report.dump().c_str());
     return 0;
   }
   std::printf("%s: %s entries\n", options.output.c_str(), with_commas(made.vocab_size()).c_str());

@@ -88,9 +88,7 @@ int verify(const Arguments& arguments, Host* mpi) {
   // Logits and loss alone take the weights, no gradients and moments: a large model fits.
   request.trains =
       ranks > 1 || config.fp8.enabled || !request.trajectory.empty() || std::ranges::count(absent, "gradients") == 0;
-  const Planner planner = request.trains ? planner_for(target, int(ranks)) : Planner([&](const RunConfig& c) {
-    return plan::engine().plan_inference(c, target, /*prompt=*/0);
-  });
+  const Planner planner = request.trains ? planner_for(target, int(ranks)) : inference_planner(target, /*prompt=*/0);
   std::vector<VerifyLine> lines;
   on_ranks(mpi, ranks, [&](Host& host) {
     std::vector<VerifyLine> mine = engine.verify(config, host, planner, request);
