@@ -27,7 +27,8 @@ Decoder::Decoder(Builder b, const ModelConfig& c, const DecoderOptions& options)
   const Shape table{padded(c.vocab_size), c.hidden_size};
   const Init init{.std = c.initializer_range, .rows = c.vocab_size};
   if (!options_.head_chunk) options_.head_chunk = std::max<int64_t>(256, kLogits / table[0] / 128 * 128);
-  b.params.begin_unit("embedding", Buffers::own);
+  const int embedding = b.params.begin_unit("embedding", Buffers::own);
+  CHECK(embedding == kEmbedding, "the embedding is unit ", embedding);
   embedding_ = std::make_unique<Embedding>(b, names.embedding, table, init);
   for (int64_t l = 0; l < c.num_layers; ++l) {
     units_.push_back(b.params.begin_unit(concat("block ", l), Buffers::rotating));
@@ -78,8 +79,7 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   c.routers.loss_scale = factor.scale;
   if (sums_) router_losses(c, N);
   {
-    const auto tied = c.params.acquire(c.stream, 0, Use::backward);
-    const auto weights = c.params.acquire(c.stream, units_.back(), Use::backward);
+    const Leases weights = acquire_head(c, Use::backward);
     prefetch(c, config_.num_layers, -1, Use::backward);
     const Arena::Scope scope(c.scratch);
     const size_t mark = c.saved.mark();
@@ -91,9 +91,9 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
     c.params.reduce(c.stream, units_.back(), c.batch);
   }
   backward(c, d);
-  const auto weights = c.params.acquire(c.stream, 0, Use::backward);
+  const auto weights = c.params.acquire(c.stream, kEmbedding, Use::backward);
   embedding_->backward(c, d, batch.tokens, batch.order);
-  c.params.reduce(c.stream, 0, c.batch);
+  c.params.reduce(c.stream, kEmbedding, c.batch);
 }
 
 // Auxiliary losses of the micro-batch, over all layers and ranks together, so that the number of ranks does not change
@@ -119,32 +119,21 @@ void Decoder::router_losses(Context& c, int64_t rows) {
 }
 
 void Decoder::evaluate(Context& c, const DeviceBatch& batch, Tensor losses) {
-  c.saved.reset();
-  c.scratch.reset();
-  c.documents = batch.documents;
-  const Tensor x = forward(c, embed(c, batch));
-  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
+  const Tensor x = forward_from_start(c, batch);
+  const Leases weights = acquire_head(c, Use::evaluate);
   head_->evaluate(c, losses, final_norm(c, x), batch.targets);
 }
 
 void Decoder::logits(Context& c, const DeviceBatch& batch, const LossHead::Sink& sink) {
-  c.saved.reset();
-  c.scratch.reset();
-  c.documents = batch.documents;
-  const Tensor x = forward(c, embed(c, batch));
-  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
+  const Tensor x = forward_from_start(c, batch);
+  const Leases weights = acquire_head(c, Use::evaluate);
   head_->logits(c, final_norm(c, x), sink);
 }
 
 Tensor Decoder::next(Context& c, Tensor tokens, Tensor rows) {
   CHECK(c.pass == Pass::evaluate && c.cache && tokens.numel() == c.B * c.T, tokens.shape, " for B ", c.B, ", T ", c.T);
-  c.saved.reset();
-  c.scratch.reset();
-  Tensor x = forward(c, embed(c, {.tokens = tokens, .targets = {}, .order = {}}));
-  const auto tied = c.params.acquire(c.stream, 0, Use::evaluate);
-  const auto weights = c.params.acquire(c.stream, units_.back(), Use::evaluate);
+  Tensor x = forward_from_start(c, {.tokens = tokens, .targets = {}, .order = {}});
+  const Leases weights = acquire_head(c, Use::evaluate);
   if (rows) {
     const Tensor some = c.saved.alloc(x.dtype, {rows.numel(), x.cols()});
     embedding_forward(c.stream, some, rows, x);
@@ -170,7 +159,7 @@ void Decoder::prefetch(Context& c, int64_t l, int64_t step, Use use) {
 
 Tensor Decoder::embed(Context& c, const DeviceBatch& batch) {
   const Use use = c.pass == Pass::evaluate ? Use::evaluate : Use::forward;
-  const auto weights = c.params.acquire(c.stream, 0, use);
+  const auto weights = c.params.acquire(c.stream, kEmbedding, use);
   prefetch(c, -1, 1, use);
   const Tensor x = c.saved.alloc(c.plain(), {batch.tokens.numel(), config_.hidden_size});
   embedding_->forward(c, x, batch.tokens);
@@ -188,6 +177,20 @@ Decoder::Leases Decoder::acquire(Context& c, int64_t layer, Use use) {
   for (int u = units_[size_t(layer)]; u < units_[size_t(layer) + 1]; ++u)
     leases.push_back(c.params.acquire(c.stream, u, use));
   return leases;
+}
+
+// The head's weight may be the embedding's.
+Decoder::Leases Decoder::acquire_head(Context& c, Use use) {
+  Leases leases;
+  for (int unit : {kEmbedding, units_.back()}) leases.push_back(c.params.acquire(c.stream, unit, use));
+  return leases;
+}
+
+Tensor Decoder::forward_from_start(Context& c, const DeviceBatch& batch) {
+  c.saved.reset();
+  c.scratch.reset();
+  c.documents = batch.documents;
+  return forward(c, embed(c, batch));
 }
 
 Tensor Decoder::forward(Context& c, Tensor x) {

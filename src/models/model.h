@@ -52,6 +52,7 @@ class Decoder {
   Tensor expert_load() const { return load_; }
 
  private:
+  Tensor forward_from_start(Context&, const DeviceBatch&);  // forgets what was before -> the last block's output (N,C)
   Tensor embed(Context&, const DeviceBatch&);
   Tensor forward(Context&, Tensor x /*(N,C)*/);  // through all blocks -> (N,C)
   void backward(Context&, Tensor d /*(N,C)*/);   // d: allocated before forward(), as c.saved is rewound block by block
@@ -60,7 +61,9 @@ class Decoder {
   void router_losses(Context&, int64_t rows);  // between forward and backward
   using Leases = std::vector<ParameterStore::Lease>;
   Leases acquire(Context&, int64_t layer, Use);
+  Leases acquire_head(Context&, Use);
 
+  static constexpr int kEmbedding = 0;  // its unit of parameters
   ModelConfig config_;
   DecoderOptions options_;
   DType rope_dtype_;  // f32 or f64: what kernels read
