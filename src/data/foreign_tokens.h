@@ -39,7 +39,7 @@ ForeignTokens open_foreign(const std::string& format, const std::filesystem::pat
 // Of these. head: the file's first 1024 bytes, or all it has.
 ForeignTokens open_ids(LongRead file, IdType type);
 ForeignTokens open_npy(LongRead file, const std::string& head);
-[[noreturn]] void refuse_as(const std::string& format, const LongRead& file,
-                            const std::string& head);  // says what it is
+// Refuses the file as one of this format, and says what it is.
+[[noreturn]] void refuse_as(const std::string& format, const LongRead& file, const std::string& head);
 
 }  // namespace octet

@@ -16,7 +16,7 @@ struct PlanResult {
   std::vector<ProductShape> products;
   int64_t parameters = 0;
   std::vector<std::pair<std::string, Shape>> shapes;  // of each parameter, its vocabulary padded
-  std::vector<std::string> precision;  // a line for each product that is not what the config asked for, or all of them
+  std::vector<std::string> precision;  // a line for each linear layer: the format of each product, and why not FP8
 };
 
 struct TrainResult {
@@ -66,7 +66,7 @@ struct Engine {
   bool (*available)();
   Target (*target)();                                              // of card 0
   size_t (*room)(const Host&);                                     // bytes that are free for this rank
-  PlanResult (*plan)(const RunConfig&, int ranks, const Target&);  // of the plan engine; null in the others
+  PlanResult (*plan)(const RunConfig&, int ranks, const Target&);  // asked of the plan engine alone
   TrainResult (*train)(const RunConfig&, Host&, const Planner&);
   std::vector<VerifyLine> (*verify)(const RunConfig&, Host&, const Planner&, const VerifyRequest&);
   BenchResult (*bench)(const RunConfig&, Host&, const Planner&, const BenchRequest&);

@@ -17,10 +17,11 @@ class SelfAttention {
   SelfAttention(const AttentionConfig& config, Linear qkv, Linear out, const Tensor& rope_table)
       : config_(config), qkv_(std::move(qkv)), out_(std::move(out)), table_(rope_table) {}
   Operand input(Context& c, int64_t rows) const { return qkv_.input(c, rows); }
-  void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/,
-               Tensor residual);                                             // y = attention(x) [+ residual]
-  void step(Context&, Tensor y /*(N,C)*/, const Norm&, Tensor x /*(N,C)*/);  // y = x + attention(norm(x)): Linear::step
-  Tensor backward(Context&, Tensor dy /*(N,C)*/);                            // -> dx (N,C), in scratch
+  // y = attention(x) [+ residual]
+  void forward(Context&, Tensor y /*(N,C)*/, const Operand& x /*(N,C)*/, Tensor residual);
+  // y = x + attention(norm(x)) in a step of generation: Linear::step
+  void step(Context&, Tensor y /*(N,C)*/, const Norm&, Tensor x /*(N,C)*/);
+  Tensor backward(Context&, Tensor dy /*(N,C)*/);  // -> dx (N,C), in scratch
 
  private:
   void open(Context&);  // memory for what backward needs

@@ -76,7 +76,7 @@ struct Context {
     const bool quantised = y.q || y.q_t;
     const Tensor counts = quantised ? scaling.counts(y.slot) : Tensor{}, codes = y.q ? y.q : y.q_t;
     if (quantised && scaling.measures_first(y.slot)) {
-      const Tensor own = scratch.alloc(DType::f32, {8});  // scale, and 16 bytes on amax
+      const Tensor own = scratch.alloc(DType::f32, {8});  // the scale, and 16 bytes further the amax
       float* scale = own.ptr<float>();
       uint32_t* amax = reinterpret_cast<uint32_t*>(scale + 4);
       fill_zero(stream, own);

@@ -24,8 +24,8 @@ class Linear {
   Operand input(Context&, Tensor x) const;
   Operand output_grad(Context&, Tensor dy) const;
 
-  void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/,
-               Tensor residual = {});  // y = x W^T [+ residual]
+  // y = x W^T [+ b] [+ residual]
+  void forward(Context&, Tensor y /*(N,O)*/, const Operand& x /*(N,I)*/, Tensor residual = {});
   // A step of generation, with the RMSNorm before it and perhaps SwiGLU after it in one operation:
   // y = rmsnorm(x) W^T, or y = swiglu(rmsnorm(x) W^T).
   enum class Epilogue : uint8_t { none, swiglu };

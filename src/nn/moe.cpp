@@ -21,7 +21,7 @@ Moe::Moe(Builder b, const Options& o)
       router_(b.params.add({{o.name + ".gate.weight", {o.experts, o.channels}}}, {.std = o.std})),
       experts_(make_experts(b, o)),
       dispatch_(b.experts.group ? std::make_unique<ExpertDispatch>(b.experts, o.experts, o.per_token) : nullptr),
-      knows_offsets_(b.recipe.per_expert_scales),
+      host_needs_offsets_(b.recipe.per_expert_scales),
       pinned_(pinned_array<int32_t>(o.experts + 1)) {}
 
 Operand Moe::input(Context& c, int64_t rows) const {
@@ -55,7 +55,7 @@ void Moe::route(Context& c, Tensor x) {
     moe_add_sums(c.stream, c.routers.sums.part(options_.layer * 3 * E, {3, E}), rows_.count, route_);
   if (dispatch_) dispatch_->start(c, rows_.offset, N);
   else used_ = {{.offset = rows_.offset, .assignments = N * K}, {}};
-  if (!dispatch_ && knows_offsets_) used_.first = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
+  if (!dispatch_ && host_needs_offsets_) used_.first = moe_offsets(c.stream, pinned_.get(), rows_.offset, N * K);
 }
 
 // As in transformers, the experts read the jittered input too. Recomputation and backward draw the same noise again.

@@ -24,8 +24,8 @@ class Moe {
   Param router_;  // (E,C)
   GatedExperts experts_;
   std::unique_ptr<ExpertDispatch> dispatch_;  // with expert parallelism, else null
-  bool knows_offsets_;                        // the host does, to cast expert by expert
-  PinnedArray<int32_t> pinned_;               // (E+1): where they arrive
+  bool host_needs_offsets_;                   // to cast expert by expert
+  PinnedArray<int32_t> pinned_;               // (E+1): for these offsets
   // Of the last forward pass.
   Tensor x_{}, o_{} /*(R,C)*/;
   MoeRoute route_{};

@@ -13,8 +13,8 @@ class Norm {
     int64_t channels = 0;
     double eps = 1e-5;
   };
-  Norm(Builder b, const std::string& name,
-       const Options& options);  // declares name.weight, and name.bias of a LayerNorm
+  // Declares name.weight, and name.bias of a LayerNorm.
+  Norm(Builder b, const std::string& name, const Options& options);
   void forward(Context&, const Operand& y /*(N,C)*/, Tensor x /*(N,C)*/);
   void backward(Context&, Tensor dx /*(N,C) +=*/, Tensor dy /*(N,C)*/);  // +=: dx is the residual stream's gradient
   const Options& options() const { return options_; }

@@ -14,6 +14,9 @@
 //
 // A layer's experts are a unit of their own with its own process groups: under expert parallelism they are sharded over
 // the ranks that hold the same experts.
+//
+// Implemented in parameters.cpp (declaration, initialisation), layout.cpp (buffers and slices), weights.cpp
+// (gathering), gradients.cpp (reducing) and casts.cpp (from updated masters to weights).
 #include <array>
 #include <string>
 #include <utility>
