@@ -161,19 +161,6 @@ int64_t Loader::samples_per_epoch() const { return windows_; }
 
 uint64_t Loader::tokenizer_fingerprint() const { return sources_[0].files[0].header().tokenizer_fingerprint; }
 
-double Loader::source_bytes_per_token() const {
-  double bytes = 0, tokens = 0;
-  for (const Source& source : sources_)
-    for (const TokenFile& file : source.files)
-      bytes += double(file.header().source_bytes), tokens += double(file.tokens());
-  return bytes / tokens;
-}
-
-void Loader::verify() const {
-  for (const Source& source : sources_)
-    for (const TokenFile& file : source.files) file.verify();
-}
-
 // Headers, and 16 tokens at each of 16 places of a file: another file is noticed, a moved one is not.
 uint64_t Loader::fingerprint() const {
   uint64_t h = 0;

@@ -57,8 +57,6 @@ class Loader {
   int64_t valid_targets(int64_t first_sample, int64_t count) const;  // from counts alone: reads no token
   uint64_t fingerprint() const;                                      // of all that decides what sample g is
   uint64_t tokenizer_fingerprint() const;                            // the same in every file
-  double source_bytes_per_token() const;                             // of the files, for bits per byte; 0 if unknown
-  void verify() const;                                               // scans every file
 
  private:
   struct Source;

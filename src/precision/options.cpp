@@ -52,7 +52,6 @@ Recipe make_recipe(const RunConfig& c) {
   Recipe recipe;
   recipe.gradient_format = c.fp8.format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
   recipe.per_expert_scales = c.fp8.moe_per_expert_scales;
-  recipe.evaluate_fp8 = c.fp8.enabled && c.fp8.eval;
   recipe.report->push_back(
       line_of("lm_head", {.reason = "never in FP8"}, name_of(c.precision.param_dtype), DType::e4m3));
   recipe.linear = [&c, report = recipe.report, format = recipe.gradient_format](const std::vector<std::string>& names,
