@@ -38,11 +38,9 @@ class SafetensorsWriter {
   void write(const std::string& name, int64_t first, std::span<const float> src);
   void write(const std::string& name, int64_t first, std::span<const double> src);
   void write(const std::string& name, int64_t first, std::span<const int32_t> src);
-  void write_bytes(const std::string& name, int64_t first,
-                   std::span<const std::byte> src);  // already of the stored type
-  void close();                                      // makes what this writer wrote durable
-
-  int64_t file_bytes() const { return end_; }
+  // The same of elements that are of the stored type already.
+  void write_bytes(const std::string& name, int64_t first, std::span<const std::byte> src);
+  void close();  // makes what this writer wrote durable
 
  private:
   struct Target {
