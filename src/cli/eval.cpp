@@ -14,6 +14,7 @@
 #include "cli/multiple_choice.h"
 #include "cli/ranks.h"
 #include "data/checkpoints.h"
+#include "data/file_names.h"
 #include "data/loader.h"
 #include "data/token_file.h"
 #include "data/tokenize.h"

@@ -11,7 +11,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "data/detokenize.h"
-#include "data/loader.h"
+#include "data/file_names.h"
 
 namespace octet {
 namespace {

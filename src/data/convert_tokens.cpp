@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/check.h"
+#include "data/file_names.h"
 #include "data/foreign_tokens.h"
-#include "data/loader.h"
 #include "data/megatron_index.h"
 
 namespace octet {

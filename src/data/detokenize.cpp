@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "data/loader.h"
+#include "data/file_names.h"
 #include "data/token_file.h"
 
 namespace octet {

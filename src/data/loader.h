@@ -68,6 +68,4 @@ class Loader {
   int64_t windows_ = 0;
 };
 
-std::vector<std::string> expand_globs(const std::vector<std::string>& patterns);  // sorted; nothing found is an error
-
 }  // namespace octet

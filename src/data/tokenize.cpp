@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "data/loader.h"
+#include "data/file_names.h"
 #include "data/ordered_parallel.h"
 
 namespace octet {

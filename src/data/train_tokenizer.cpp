@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "base/rng.h"
-#include "data/loader.h"
+#include "data/file_names.h"
 #include "data/tokenizer.h"
 
 namespace octet {

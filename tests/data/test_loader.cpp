@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "data/file_names.h"
 #include "data/loader.h"
 #include "scratch.h"
 
