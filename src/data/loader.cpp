@@ -1,4 +1,5 @@
 #include "data/loader.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
