@@ -80,9 +80,16 @@ void ExpertLinear::forward(Context& c, Tensor y, const Operand& x, const ExpertB
 void ExpertLinear::backward(Context& c, Tensor dx, const Operand& dy, const ExpertBuffer& rows) {
   std::vector<Factor> w;
   std::vector<Tensor> dw;
+  bool first_term = !per_expert_;  // the cast of an expert without rows writes no scale
   for (const Param& e : w_) {
     w.push_back(c.params.value(e).by_rows(recipe_.dgrad));
-    dw.push_back(c.params.grad(e));
+    if (per_expert_) {
+      dw.push_back(c.params.grad(c.stream, e));
+      continue;
+    }
+    const ParameterStore::Sum sum = c.params.sum(e);
+    dw.push_back(sum.d);
+    first_term = sum.first_term;  // the same for all
   }
   grouped_gemm(c.stream, {.d = dx,
                           .a = dy.by_cols(recipe_.dgrad),
@@ -95,7 +102,8 @@ void ExpertLinear::backward(Context& c, Tensor dx, const Operand& dy, const Expe
                               .b = x_.by_rows(recipe_.wgrad),
                               .rows = rows,
                               .scale_step = scale_step(),
-                              .fast = recipe_.fast_wgrad});
+                              .fast = recipe_.fast_wgrad,
+                              .first_term = first_term});
 }
 
 }  // namespace octet::BACKEND

@@ -4,11 +4,39 @@
 
 namespace octet::BACKEND {
 
-Tensor ParameterStore::grad(const Param& p) const {
+Tensor ParameterStore::whole_gradient(const Param& p) const {
   const Unit& u = units_[size_t(p.unit)];
   const Grads& g = grads_[size_t(u.grads)];
   CHECK(keeps_gradients(u) || g.unit == p.unit, "unit '", u.name, "' has no gradient buffers now");
   return g.whole[size_t(p.segment)].part(p.offset, p.shape);
+}
+
+ParameterStore::Sum ParameterStore::sum(const Param& p) {
+  const Tensor d = whole_gradient(p);
+  auto begun = units_[size_t(p.unit)].begun[size_t(p.group)];
+  const bool first_term = !begun;
+  begun = true;
+  return {d, first_term};
+}
+
+Tensor ParameterStore::grad(Stream& s, const Param& p) {
+  const Sum sum = this->sum(p);
+  if (sum.first_term) fill_zero(s, sum.d);
+  return sum.d;
+}
+
+void ParameterStore::begin_sums(Stream& s, Unit& u) {
+  u.begun.assign(u.groups.size(), false);
+  std::array<int64_t, 2> end{};  // of what came before, in each segment
+  const auto pad = [&](size_t k, int64_t until) {
+    if (until > end[k]) fill_zero(s, grads_[size_t(u.grads)].whole[k].part(end[k], {until - end[k]}));
+  };
+  for (const Group& g : u.groups) {
+    const size_t k = size_t(g.param.segment);
+    pad(k, g.param.offset);
+    end[k] = g.param.offset + g.param.shape.numel();
+  }
+  for (size_t k = 0; k < u.segments.size(); ++k) pad(k, u.segments[k].size);
 }
 
 // Called by acquire(), not by prefetch(): at that time the buffer's previous unit has only just begun to be reduced,
@@ -19,8 +47,7 @@ void ParameterStore::open_gradients(Stream& s, int unit) {
   if (g.unit == unit) return;
   if (g.reduced) g.reduced->wait(s);
   g.reduced.reset();
-  for (size_t k = 0; k < u.segments.size(); ++k)
-    if (u.segments[k].size) fill_zero(s, g.whole[k].part(0, {u.segments[k].size}));
+  begin_sums(s, u);
   g.unit = unit;
 }
 
@@ -46,6 +73,7 @@ void ParameterStore::in_reduce_dtype(Stream& s, Comm& comm, const std::vector<Te
 void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
   const bool last = batch == Batch::last;
   Unit& u = units_[size_t(unit)];
+  for (const Group& g : u.groups) grad(s, g.param);  // zeros, where this pass had no term
   if (!is_shared(u) || (keeps_gradients(u) && !last)) return;
   Grads& whole = grads_[size_t(u.grads)];
   Stream& side = side_after(s);
@@ -60,9 +88,13 @@ void ParameterStore::reduce(Stream& s, int unit, Batch batch) {
     in_reduce_dtype(
         side, *h.shard, all, [&](Tensor t) { h.shard->reduce_scatter(side, slice(u, t), t); },
         [&](Tensor t) { return slice(u, t); });
-  if (!keeps_gradients(u))
-    for (size_t i = 0; i < all.size(); ++i)
-      BACKEND::add(side, mine[i], mine[i], slice(u, all[i]));  // the op; the member add() hides it
+  if (!keeps_gradients(u)) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (u.slices_begun) BACKEND::add(side, mine[i], mine[i], slice(u, all[i]));  // the op; the member add() hides it
+      else copy(side, mine[i], slice(u, all[i]));
+    }
+    u.slices_begun = true;
+  }
   if (last && replicas(u) > 1)
     in_reduce_dtype(
         side, *h.replica, mine, [&](Tensor t) { h.replica->all_reduce(side, t, Reduce::sum); },
@@ -80,10 +112,10 @@ void ParameterStore::wait_for_gradients(Stream& s) {
 }
 
 void ParameterStore::zero_gradients(Stream& s) {
-  for (const Unit& u : units_)
-    for (size_t k = 0; k < u.segments.size(); ++k)
-      if (const Segment& g = u.segments[k]; g.size)
-        fill_zero(s, keeps_gradients(u) ? grads_[size_t(u.grads)].whole[k] : g.grad);
+  for (Unit& u : units_) {
+    u.slices_begun = false;
+    if (keeps_gradients(u)) begin_sums(s, u);
+  }
 }
 
 void ParameterStore::sum_squares(Stream& s, Tensor total, Tensor partial) {

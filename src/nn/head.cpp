@@ -14,10 +14,12 @@ void LossHead::train(Context& c, Tensor loss, Tensor d, Tensor x, Tensor targets
     gemm(c.stream, {.d = logits.plain, .a = xn.by_cols(Precision::plain), .b = w.by_cols(Precision::plain)});
     cross_entropy(c.stream, losses.part(n, {rows}), logits.plain, targets.part(n, {rows}), options_.vocabulary, factor,
                   Backward::yes);  // now logits holds dlogits
-    gemm(c.stream, {.d = c.params.grad(w_),
+    const ParameterStore::Sum dw = c.params.sum(w_);
+    gemm(c.stream, {.d = dw.d,
                     .a = logits.by_rows(Precision::plain),
                     .b = xn.by_rows(Precision::plain),
-                    .accumulate = true});
+                    .accumulate = true,
+                    .first_term = dw.first_term});
     gemm(c.stream,
          {.d = d.row_range(n, rows), .a = logits.by_cols(Precision::plain), .b = w.by_rows(Precision::plain)});
   }

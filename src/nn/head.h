@@ -17,7 +17,7 @@ class Embedding {
     embedding_forward(c.stream, y, tokens, c.params.value(w_).plain);
   }
   void backward(Context& c, Tensor dy /*(N,C)*/, Tensor tokens, Tensor order /*(N) i32*/) {
-    embedding_backward(c.stream, c.params.grad(w_), dy, tokens, order);
+    embedding_backward(c.stream, c.params.grad(c.stream, w_), dy, tokens, order);
   }
   const Param& weight() const { return w_; }
 

@@ -102,15 +102,17 @@ void Linear::backward(Context& c, Tensor dx, const Operand& dy) {
                   .a = dy.by_cols(recipe_.dgrad),
                   .b = c.params.value(w_).by_rows(recipe_.dgrad),
                   .fast = recipe_.fast_dgrad});
-  gemm(c.stream, {.d = c.params.grad(w_),
+  const ParameterStore::Sum dw = c.params.sum(w_);
+  gemm(c.stream, {.d = dw.d,
                   .a = dy.by_rows(recipe_.wgrad),
                   .b = x_.by_rows(recipe_.wgrad),
                   .accumulate = true,
+                  .first_term = dw.first_term,
                   .fast = recipe_.fast_wgrad});
   if (b_.unit < 0) return;
   const Arena::Scope scope(c.scratch);
   CHECK(dy.plain, "a bias gradient needs the plain form");
-  column_sum(c.stream, c.params.grad(b_), dy.plain,
+  column_sum(c.stream, c.params.grad(c.stream, b_), dy.plain,
              c.scratch.alloc(wide(c.plain()), {partial_rows(c.target()), out()}));
 }
 

@@ -123,10 +123,12 @@ void Moe::route_backward(Context& c, Tensor dx, Tensor dweight) {
                                 .balance = c.routers.balance,
                                 .z = c.routers.z,
                                 .loss_scale = c.routers.loss_scale});
-  gemm(c.stream, {.d = c.params.grad(router_),
+  const ParameterStore::Sum dw = c.params.sum(router_);
+  gemm(c.stream, {.d = dw.d,
                   .a = d.by_rows(Precision::plain),
                   .b = Operand{.plain = x_}.by_rows(Precision::plain),
-                  .accumulate = true});
+                  .accumulate = true,
+                  .first_term = dw.first_term});
   gemm(c.stream, {.d = dx,
                   .a = d.by_cols(Precision::plain),
                   .b = c.params.value(router_).by_rows(Precision::plain),

@@ -27,7 +27,7 @@ void Norm::forward(Context& c, const Operand& y, Tensor x) {
 
 void Norm::backward(Context& c, Tensor dx, Tensor dy) {
   const Arena::Scope scope(c.scratch);
-  const Tensor w = c.params.value(w_).plain, dw = c.params.grad(w_);
+  const Tensor w = c.params.value(w_).plain, dw = c.params.grad(c.stream, w_);
   const int64_t sums = options_.kind == Kind::layer ? 2 : 1;
   const Tensor partial = c.scratch.alloc(wide(dy.dtype), {sums * partial_rows(c.target()), dy.cols()});
   if (options_.kind == Kind::rms)
@@ -35,7 +35,7 @@ void Norm::backward(Context& c, Tensor dx, Tensor dy) {
   else
     layernorm_backward(c.stream, {.dx = dx,
                                   .dw = dw,
-                                  .db = c.params.grad(b_),
+                                  .db = c.params.grad(c.stream, b_),
                                   .dy = dy,
                                   .x = x_,
                                   .w = w,

@@ -55,6 +55,7 @@ Param ParameterStore::add(const std::vector<Part>& parts, Init init, Forms forms
     p.slot = scales_.add(parts[0].name, DType::e4m3);
     u.forms = merge(u.forms, forms);
   }
+  p.group = int(u.groups.size());
   u.groups.push_back({parts[0].name, p});
   return p;
 }
@@ -90,13 +91,15 @@ void ParameterStore::materialise(Stream& s, const Arenas& arenas, uint64_t seed)
 }
 
 void ParameterStore::zero(Stream& s) {
-  for (Unit& u : units_)
+  for (Unit& u : units_) {
+    if (options_.trains && keeps_gradients(u)) begin_sums(s, u);
     for (Segment& g : u.segments) {
       if (g.size == 0) continue;
       fill_zero(s, g.master);  // padding stays zero
       if (options_.trains)
         for (Tensor t : {g.m, g.v, g.grad}) fill_zero(s, t);
     }
+  }
 }
 
 void ParameterStore::draw(Stream& s, uint64_t seed) {

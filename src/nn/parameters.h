@@ -48,6 +48,7 @@ struct Param {
   Shape shape;         // of all parts together
   Forms forms;         // what its products read in training
   int slot = -1;       // of its FP8 scale, if it has FP8 forms
+  int group = -1;      // its number in the unit
 };
 
 struct ParameterOptions {
@@ -114,11 +115,18 @@ class ParameterStore {
   }
   [[nodiscard]] Lease acquire(Stream&, int unit, Use);  // waits, in stream order, until the weights are gathered
   Operand value(const Param&) const;                    // of a leased unit, in the forms for the lease's Use
-  Tensor grad(const Param&) const;
+  // Gradients, whole, of the units whose backward pass it is: sums over the micro-batches of a step (stages 2, 3: over
+  // one). A sum begins with its first term: where a product can overwrite d by it, d need not be filled with zeros.
+  struct Sum {
+    Tensor d;
+    bool first_term;  // d holds nothing yet
+  };
+  Sum sum(const Param&);               // for what adds to d, or overwrites it by a first term
+  Tensor grad(Stream&, const Param&);  // for what can only add: a sum without terms is filled with zeros first
   enum class Batch { more_follow, last };
   void reduce(Stream&, int unit, Batch);  // once the unit's gradients of this micro-batch are complete
   void wait_for_gradients(Stream&);       // for all that reduce() started
-  void zero_gradients(Stream&);           // before the first micro-batch of a step
+  void zero_gradients(Stream&);           // before the first micro-batch of a step: sums have no terms
   void sum_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor partial);  // of all gradients, over all ranks
 
   const ParameterOptions& options() const { return options_; }
@@ -187,6 +195,8 @@ class ParameterStore {
     std::array<Segment, 2> segments{};  // by Precision
     std::vector<Entry> entries{};
     std::vector<Group> groups{};
+    std::vector<bool> begun{};     // by group: the sum that is its gradient has a term
+    bool slices_begun = false;     // likewise the sums in the slices, where gradients are not kept
     Forms forms{};                 // the union of its FP8 parameters' forms
     int weights = -1, grads = -1;  // indices of its buffers in weights_ and grads_
   };
@@ -211,7 +221,9 @@ class ParameterStore {
   void cast(Stream&, const Operand&, Tensor master, Tensor counts);
   void cast_gathered(Stream&, Unit&, Use);
   void start_gather(Stream&, Unit&, Use);
-  void open_gradients(Stream&, int unit);  // zeroes a buffer of whole gradients, where they are not kept
+  void open_gradients(Stream&, int unit);  // takes a buffer of whole gradients, where they are not kept
+  void begin_sums(Stream&, Unit&);         // the whole gradients are sums without terms; their padding is zero
+  Tensor whole_gradient(const Param&) const;
   void gather(Stream&, Unit&, Use);
   Stream& side_after(Stream&);  // the side stream, after all work queued in this one so far
   void gather_plain_of_fp8(Stream&, int unit);

@@ -108,10 +108,12 @@ struct GemmArgs {
   Factor a, b;
   Tensor residual{}, bias{};  // residual: dtype of d; bias: dtype of the activations
   bool accumulate = false;    // + d
+  bool first_term = false;    // accumulate, but d holds nothing yet and is overwritten; the plan is the same
   bool fast = false;          // FP8: accumulate in the tensor cores' 14 bits, without promotion to fp32 registers
   // No unfinished kernel of the stream writes b, as with weights in generation: a kernel under programmatic dependent
   // launch may load b before the kernels ahead of it have ended.
   bool b_ready = false;
+  bool adds() const { return accumulate && !first_term; }
 };
 void gemm(Stream&, const GemmArgs&);
 

@@ -76,24 +76,28 @@ TEST(Grouped, RowsAreTheirExpertsProductsAndZeroBehindTheLast) {
 }
 
 TEST(Grouped, GradientsAddTheirExpertsRowsAndAnExpertWithoutRowsKeepsIts) {
+  const double kNothing = std::nan("");  // what lies where a sum has no term yet
   for (const DType t : {DType::f64, DType::f32, DType::bf16})
-    for (const bool transpose : {false, true})
+    for (const int form : {0, 1, 2, 3})
       for (const auto& tokens : token_counts()) {
+        const bool transpose = form & 1, first_term = form & 2;
         Case c(t, tokens);
         const Values dy = c.numbers(c.R * c.O), x = c.numbers(c.R * c.I);
         std::vector<Tensor> d;
         std::vector<Values> want;
         for (int64_t e = 0; e < c.E; ++e) {
-          want.push_back(c.numbers(c.O * c.I));
+          want.push_back(first_term ? Values(size_t(c.O * c.I), kNothing) : c.numbers(c.O * c.I));
           d.push_back(c.store(wide(t), {c.O, c.I}, want.back()));
+          if (first_term) want.back().assign(want.back().size(), 0);
           const Values sum = sums_product(c.offset, e, dy, x, c.O, c.I);
           for (size_t i = 0; i < sum.size(); ++i) want.back()[i] += sum[i];
         }
         grouped_gradient(c.lab.stream(), {.d = d,
                                           .a = {c.store_rows(dy, c.O, !transpose), transpose},
                                           .b = {c.store_rows(x, c.I, !transpose), transpose},
-                                          .rows = c.rows()});
-        for (size_t e = 0; e < d.size(); ++e) EXPECT_EQ(values(d[e]), want[e]) << e << name_of(t) << transpose;
+                                          .rows = c.rows(),
+                                          .first_term = first_term});
+        for (size_t e = 0; e < d.size(); ++e) EXPECT_EQ(values(d[e]), want[e]) << e << name_of(t) << form;
       }
 }
 

@@ -70,6 +70,20 @@ TEST(OpGemm, BiasResidualAndAccumulation) {
       }
 }
 
+TEST(OpGemm, AFirstTermOverwritesWhateverLiesThere) {
+  for (const DType in : {DType::f64, DType::f32, DType::bf16})
+    for (const DType out : {in, wide(in)})
+      for (const int64_t K : {33, 0}) {
+        Lab lab;
+        const Factor a = factor(lab, in, 130, K, true), b = factor(lab, in, 70, K, true);
+        const Tensor d = lab.empty(out, {130, 70}), want = lab.empty(out, {130, 70});
+        fill_byte(lab.stream(), d.data, 0xFF, d.bytes());  // NaN
+        gemm(lab.stream(), {.d = d, .a = a, .b = b, .accumulate = true, .first_term = true});
+        gemm(lab.stream(), {.d = want, .a = a, .b = b});
+        EXPECT_EQ(values(d), values(want)) << name_of(in) << " to " << name_of(out) << ' ' << K;
+      }
+}
+
 TEST(OpGemm, Fp8CodesAreExactAndScaled) {
   for (const DType format : {DType::e4m3, DType::e5m2})
     for (const DType out : {DType::f32, DType::bf16}) {

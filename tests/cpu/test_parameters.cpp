@@ -137,7 +137,14 @@ TEST_P(Shared, GradientsAreTheSumOverRanksAndMicroBatches) {
       for (int u = 3; u >= 0; --u) {
         const auto lease = s.params.acquire(s.stream, u, Use::backward);
         s.params.prefetch(s.stream, u - 1, Use::backward);
-        const Tensor g = s.params.grad(s.matrices[size_t(u)]);
+        const Param& p = s.matrices[size_t(u)];
+        if (u % 2) {  // a product, which may overwrite what lies there
+          const ParameterStore::Sum sum = s.params.sum(p);
+          EXPECT_EQ(sum.first_term, round == 0 || (GetParam().stage >= 2 && host.size() > 1)) << u << ' ' << round;
+          if (sum.first_term) fill_zero(s.stream, sum.d);
+          EXPECT_FALSE(s.params.sum(p).first_term);
+        }
+        const Tensor g = s.params.grad(s.stream, p);
         for (int64_t i = 0; i < g.numel(); ++i) g.ptr<float>()[i] += float(value_at(u, i, round, host.rank()));
         s.params.reduce(s.stream, u, batch);
       }
@@ -154,8 +161,16 @@ TEST_P(Shared, GradientsAreTheSumOverRanksAndMicroBatches) {
           ASSERT_EQ(got, want) << u << part << ' ' << i;
           ++i;
         }
-      for (const double got : all.at(concat(u, ".norm"))) ASSERT_EQ(got, 0.);
+      for (const double got : all.at(concat(u, ".norm"))) ASSERT_EQ(got, 0.);  // no pass added to it
     }
+    double sum = 0, of_slices = 0;  // these are longer, by padding, which must be zero for the norm
+    for (const auto& [name, whole] : all) sum = std::accumulate(whole.begin(), whole.end(), sum);
+    s.params.for_each_gradient_once([&](Tensor g) {
+      for (const double v : values(g)) of_slices += v;
+    });
+    std::vector<double> of_ranks(size_t(host.size()));
+    host.all_gather(of_ranks.data(), &of_slices, sizeof of_slices);
+    EXPECT_EQ(std::accumulate(of_ranks.begin(), of_ranks.end(), 0.), sum);
   });
 }
 
@@ -203,7 +218,7 @@ TEST(Parameters, AsManyUnitsAsAskedForAreGatheredAheadAndLeasedBuffersAreNotGive
       EXPECT_TRUE(s.params.holds(1));
       if (ahead < 2) { EXPECT_THROW(s.params.prefetch(s.stream, 2 + ahead, Use::forward), Error); }  // unit 1's buffers
       EXPECT_NO_THROW(s.params.prefetch(s.stream, 9, Use::forward));  // no such unit: nothing
-      EXPECT_THROW(s.params.grad(s.matrices[2]), Error);              // it has none in a forward pass
+      EXPECT_THROW(s.params.grad(s.stream, s.matrices[2]), Error);    // it has none in a forward pass
     });
 }
 

@@ -28,7 +28,7 @@ TEST(ShardCases, TheNormOf3And4OnOneRankAnd12OnTheOtherIs13) {
       params.zero_gradients(stream);
       {
         const auto lease = params.acquire(stream, 0, Use::backward);
-        float* g = params.grad(w).ptr<float>();
+        float* g = params.grad(stream, w).ptr<float>();
         if (host.rank() == 0) g[128] = 5;  // what a rank finds belongs to the owner: 5 and 7 are its 12
         else g[0] = 3, g[1] = 4, g[128] = 7;
         params.reduce(stream, 0, ParameterStore::Batch::last);

@@ -141,22 +141,26 @@ class GroupedGemm : public testing::Test {
     expect(gy, y, "forward, " + what);
     expect(gx, dx, "input gradient, " + what);
   }
-  void gradients(Case& c, const Type& t, const std::vector<Values>& sums) {
+  // first_term: the sums begin, where something else lies.
+  void gradients(Case& c, const Type& t, const std::vector<Values>& sums, bool first_term) {
+    const Values nothing(size_t(c.O * c.I), NAN), zeros(nothing.size());
     std::vector<Guarded> guards;
     std::vector<Tensor> d;
     for (int64_t e = 0; e < c.E; ++e) {
-      guards.push_back(guarded(t.d, c.O, c.I, c.dw[size_t(e)]));
+      guards.push_back(guarded(t.d, c.O, c.I, first_term ? nothing : c.dw[size_t(e)]));
       d.push_back(guards.back().d);
     }
     grouped_gradient(machine->stream, {.d = d,
                                        .a = c.by_rows(c.dy, c.O, t.gradient),
                                        .b = c.by_rows(c.x, c.I, t.activation),
                                        .rows = c.rows(),
-                                       .fast = t.fast});
+                                       .fast = t.fast,
+                                       .first_term = first_term});
     for (size_t e = 0; e < d.size(); ++e) {
       Values want = sums[e];
-      for (size_t i = 0; i < want.size(); ++i) want[i] += c.dw[e][i];
-      expect(guards[e], want, (std::ostringstream() << t << ", gradient of expert " << e).str());
+      for (size_t i = 0; i < want.size(); ++i) want[i] += (first_term ? zeros : c.dw[e])[i];
+      expect(guards[e], want,
+             (std::ostringstream() << t << (first_term ? ", first" : ",") << " gradient of expert " << e).str());
     }
   }
   void run(const Size& size, uint64_t seed, const std::vector<Type>& all) {
@@ -167,7 +171,7 @@ class GroupedGemm : public testing::Test {
     const Values y = rows_product(c.offset, c.x, c.w, c.O, c.I), dx = rows_product(c.offset, c.dy, w_t, c.I, c.O);
     for (const Type& t : all) {
       forward_and_back(c, t, y, dx);
-      gradients(c, t, sums);
+      for (const bool first_term : {false, true}) gradients(c, t, sums, first_term);
     }
   }
   std::unique_ptr<Machine> machine;
@@ -287,11 +291,11 @@ TEST_F(GroupedGemm, OfManyTilesMissesNone) {
   std::vector<Tensor> d;
   for (int64_t e = 0; e < g.E; ++e) {
     d.push_back(machine->tensor(DType::f32, {g.O, g.I}));
-    fill_zero(machine->stream, d.back());
+    fill_byte(machine->stream, d.back().data, 0xFF, d.back().bytes());  // NaN, until the sums' first terms
   }
   const Factor dy = g.by_rows(g.dy, g.O, DType::bf16), x = g.by_rows(g.x, g.I, DType::bf16);
   for (int times = 1; times <= 2; ++times) {
-    grouped_gradient(machine->stream, {.d = d, .a = dy, .b = x, .rows = g.rows()});
+    grouped_gradient(machine->stream, {.d = d, .a = dy, .b = x, .rows = g.rows(), .first_term = times == 1});
     for (int64_t e = 0; e < g.E; ++e)
       for (int64_t m = 11 * times; m < g.O; m += 167) {
         Values column;

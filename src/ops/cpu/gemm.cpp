@@ -79,7 +79,7 @@ void gemm_as(const GemmArgs& g) {
   const int64_t M = g.d.rows(), N = g.d.cols(), K = g.a.contracted();
   const Widened<R> a(g.a), b(g.b);
   const R scale = R(g.a.scale_inv ? *g.a.scale_inv : 1) * R(g.b.scale_inv ? *g.b.scale_inv : 1);
-  const Epilogue<D, R> finish{g.d.ptr<D>(), g.residual ? g.residual.ptr<D>() : nullptr, g.bias, scale, g.accumulate};
+  const Epilogue<D, R> finish{g.d.ptr<D>(), g.residual ? g.residual.ptr<D>() : nullptr, g.bias, scale, g.adds()};
   const Tile tile = tile_for(M, N);
   const int64_t across = tile.across(N), tiles = tile.down(M) * across;
 #pragma omp parallel
@@ -92,7 +92,7 @@ void gemm_as(const GemmArgs& g) {
       const auto am = a.rows(m, false), bn = b.rows(n, true);
       if constexpr (std::is_same_v<D, R>) {  // nothing else to add: OpenBLAS writes d itself
         if (!g.bias && !g.residual) {
-          multiply<R>(e, scale, am, bn, R(g.accumulate), {g.d.ptr<D>() + m * N + n, N});
+          multiply<R>(e, scale, am, bn, R(g.adds()), {g.d.ptr<D>() + m * N + n, N});
           continue;
         }
       }

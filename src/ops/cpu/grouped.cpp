@@ -65,9 +65,17 @@ void grouped_gradient(Stream& s, const GroupedGradient& g) {
   const std::vector<int64_t> first = offsets(s, g.rows, R);
   for (int64_t e = 0; e < E; ++e) {
     const int64_t begin = first[size_t(e)], rows = first[size_t(e) + 1] - begin;
-    if (rows == 0) continue;
+    if (rows == 0) {
+      if (g.first_term) fill_zero(s, g.d[size_t(e)]);
+      continue;
+    }
     const Contracted a(of_expert(g.a, e, g.scale_step), begin, rows), b(of_expert(g.b, e, g.scale_step), begin, rows);
-    gemm(s, {.d = g.d[size_t(e)], .a = a.factor(), .b = b.factor(), .accumulate = true, .fast = g.fast});
+    gemm(s, {.d = g.d[size_t(e)],
+             .a = a.factor(),
+             .b = b.factor(),
+             .accumulate = true,
+             .first_term = g.first_term,
+             .fast = g.fast});
   }
 }
 

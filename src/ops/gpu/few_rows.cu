@@ -242,7 +242,7 @@ void few_rows_product(Stream& s, const GemmArgs& g) {
                                        .b = g.b.t.ptr<bf16>(),
                                        .bias = g.bias ? g.bias.ptr<bf16>() : nullptr,
                                        .residual = g.residual ? g.residual.ptr<D>() : nullptr,
-                                       .before = g.accumulate ? g.d.ptr<D>() : nullptr,
+                                       .before = g.adds() ? g.d.ptr<D>() : nullptr,
                                        .d = g.d.ptr<D>(),
                                        .M = int(g.d.rows()),
                                        .N = int(g.d.cols()),

@@ -37,6 +37,7 @@ void check(const GemmArgs& g) {
         g.a.t.shape, g.a.transposed ? "^T x " : " x ", g.b.t.shape, g.b.transposed ? "^T" : "");
   CHECK(!g.residual || (g.residual.dtype == g.d.dtype && g.residual.numel() == g.d.numel()), "residual of shape ",
         g.residual.shape, " and type ", name_of(g.residual.dtype));
+  CHECK(!(g.residual && g.first_term), "a first term has no residual");
   CHECK(!g.bias || g.bias.numel() == N, "bias of shape ", g.bias.shape, " for ", N, " columns");
   if (is_fp8(g.a.t.dtype) || is_fp8(g.b.t.dtype)) check_fp8(g);
   else
@@ -63,7 +64,7 @@ void add_bias(Stream& s, Tensor d, Tensor bias) {
 
 // K == 0: the product is zero, only the addends remain.
 void empty_product(Stream& s, const GemmArgs& g) {
-  if (g.accumulate) return;
+  if (g.adds()) return;
   if (g.residual) copy(s, g.d, g.residual);
   else fill_zero(s, g.d);
 }
@@ -89,7 +90,8 @@ void gemm(Stream& s, const GemmArgs& g) {
                           .d = g.d.data,
                           .a_scale = g.a.scale_inv,
                           .b_scale = g.b.scale_inv,
-                          .bias = g.bias.data};
+                          .bias = g.bias.data,
+                          .first_term = g.first_term};
   key.alignment = alignment_of(p, key.shape.bias);
   ProductPlans& plans = ProductPlans::of(s.device());
   bool done = plans.run(s, key, p);

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kTile* kTile) plain_kernel(const Plain<T, D> p
 
 void plain_product(Stream& s, const GemmArgs& g, Tensor residual) {
   const int64_t M = g.d.rows(), N = g.d.cols();
-  const Tensor addend = residual ? residual : g.accumulate ? g.d : Tensor{};
+  const Tensor addend = residual ? residual : g.adds() ? g.d : Tensor{};
   visit<float, bf16>(g.a.t.dtype, [&]<class T>() {
     visit<float, bf16>(g.d.dtype, [&]<class D>() {
       const Plain<T, D> p{.a = {g.a.t.ptr<T>(), M, g.a.transposed},

@@ -87,7 +87,8 @@ void Product::bind(const ProductPointers& p) {
 }
 
 cublasStatus_t Product::run(Stream& s, const ProductPointers& p, const cublasLtMatmulAlgo_t& algo) const {
-  const float alpha = 1, beta = key_.shape.accumulate || key_.shape.residual ? 1 : 0;
+  const bool adds = key_.shape.residual || (key_.shape.accumulate && !p.first_term);
+  const float alpha = 1, beta = adds ? 1 : 0;
   void* const workspace = s.device().impl().workspace(s);
   return cublasLtMatmul(s.device().impl().lt, op_.get(), &alpha, p.b, b_.get(), p.a, a_.get(), &beta, p.c, d_.get(),
                         p.d, d_.get(), &algo, workspace, kProductWorkspace, raw(s));

@@ -30,6 +30,7 @@ struct ProductPointers {
   void* d = nullptr;
   const float *a_scale = nullptr, *b_scale = nullptr;
   const void* bias = nullptr;
+  bool first_term = false;  // d is not read, although the plan is one that accumulates
 };
 
 class Product {  // the descriptors of a shape

@@ -79,7 +79,8 @@ void run_on_hopper(Stream& s, const GroupedGemm& g) {
 void run_on_hopper(Stream& s, const GroupedGradient& g) {
   const int64_t E = int64_t(g.d.size());
   Params p{.a = blocks_of(g.a.t), .b = blocks_of(g.b.t), .M = int(g.a.rows()), .N = int(g.b.rows())};
-  p.store = g.d[0].dtype == DType::f32 ? Store::add_f32 : Store::add_bf16;
+  if (g.d[0].dtype == DType::f32) p.store = g.first_term ? Store::f32 : Store::add_f32;
+  else p.store = g.first_term ? Store::bf16 : Store::add_bf16;
   p.rounds = rounds_for(s, E * p.M, p.N);
   for (int64_t first = 0; first < E; first += kMost) {
     p.experts = int(std::min<int64_t>(kMost, E - first));
@@ -96,12 +97,12 @@ void run_on_hopper(Stream& s, const GroupedGradient& g) {
 }
 
 // ---- one expert after the other
+// f(e, first row, rows), also of experts without rows; returns the rows of all.
 template <class F>
-int64_t for_each_expert(Stream& s, const ExpertRows& rows, F&& f) {  // f(e, first row, rows); returns the rows of all
+int64_t for_each_expert(Stream& s, const ExpertRows& rows, F&& f) {
   std::vector<int32_t> host(size_t(rows.offset.numel()));
   const std::vector<int64_t> first = moe_offsets(s, host.data(), rows.offset, rows.assignments);
-  for (size_t e = 0; e + 1 < first.size(); ++e)
-    if (first[e + 1] > first[e]) f(int64_t(e), first[e], first[e + 1] - first[e]);
+  for (size_t e = 0; e + 1 < first.size(); ++e) f(int64_t(e), first[e], first[e + 1] - first[e]);
   return first.back();
 }
 
@@ -137,20 +138,30 @@ void add_product_of_columns(Stream& s, const GroupedGradient& g, int64_t e, int6
                           .c = d.data,
                           .d = d.data,
                           .a_scale = a.scale_inv,
-                          .b_scale = b.scale_inv};
+                          .b_scale = b.scale_inv,
+                          .first_term = g.first_term};
   CHECK(ProductPlans::of(s.device()).run(s, key, p), "cuBLASLt ", cublasLtGetVersion(), " has no kernel for ",
         text_of(key), " on ", s.device().name());
 }
 
 void run_one_by_one(Stream& s, const GroupedGradient& g) {
   for_each_expert(s, g.rows, [&](int64_t e, int64_t first, int64_t rows) {
+    if (rows == 0) {
+      if (g.first_term) fill_zero(s, g.d[size_t(e)]);
+      return;
+    }
     if (is_fp8(g.a.t.dtype)) return add_product_of_columns(s, g, e, first, rows);
     const auto part = [&](Factor f) {
       CHECK(f.transposed, "plain factors of a grouped gradient are stored as they are produced: rows outermost");
       f.t = f.t.row_range(first, rows);
       return f;
     };
-    gemm(s, {.d = g.d[size_t(e)], .a = part(g.a), .b = part(g.b), .accumulate = true, .fast = g.fast});
+    gemm(s, {.d = g.d[size_t(e)],
+             .a = part(g.a),
+             .b = part(g.b),
+             .accumulate = true,
+             .first_term = g.first_term,
+             .fast = g.fast});
   });
 }
 

@@ -9,6 +9,7 @@ namespace octet::BACKEND::grouped {
 constexpr int kMost = 64;  // experts in a launch
 
 enum class Store { bf16, f32, add_bf16, add_f32 };
+constexpr bool adds(Store s) { return s == Store::add_bf16 || s == Store::add_f32; }
 
 // "rows" is grouped_gemm, which computes rows of d; "sums" is grouped_gradient, which sums over rows.
 struct Params {
@@ -25,7 +26,7 @@ struct Params {
 
 // d[r,:] = a[r,:] b_e^T; mn_major: b is stored as (K,N)
 void launch_rows_bf16(Stream&, const Params&, bool mn_major);
-// d_e += a_e b_e^T of a (R,M) and b (R,N)
+// d_e += a_e b_e^T of a (R,M) and b (R,N); d_e = it, if the store does not add
 void launch_sums_bf16(Stream&, const Params&);
 // The same of FP8, all contiguous along the contracted axis. a: its format; b is e4m3. fast: no split accumulation.
 void launch_rows_fp8(Stream&, const Params&, DType a, bool fast);

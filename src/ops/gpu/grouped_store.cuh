@@ -75,9 +75,9 @@ __device__ inline void store_f32(float* row, const float (&d)[128], float scale,
   }
 }
 
-// Adds the warpgroup's 64 rows in L2 by TMA reductions, 32 columns at a time, through two blocks of shared memory. They
-// overlap the next tile's products, which loads and stores would delay.
-__device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t staging) {
+// Stores the warpgroup's 64 rows by TMA, or adds them in L2 by TMA reductions, 32 columns at a time, through two blocks
+// of shared memory. Both overlap the next tile's products, which loads and stores would delay.
+__device__ inline void sum_f32(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t staging) {
   const int warpgroup = threadIdx.x / 128 - 1, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   const bool starts = threadIdx.x % 128 == 0;
 #pragma unroll
@@ -94,7 +94,10 @@ __device__ inline void add_f32(const Params& p, const Tile& t, const float (&d)[
     fence_async_proxy();
     warpgroup_sync(warpgroup);
     if (!starts) continue;
-    if (t.n + c * 32 < p.N) tma_reduce_add(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
+    if (t.n + c * 32 < p.N) {
+      if (adds(p.store)) tma_reduce_add(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
+      else tma_store(p.expert[t.group], t.n + c * 32, t.m + warpgroup * 64, block);
+    }
     tma_store_commit();  // even if empty: waiting counts groups
   }
 }
@@ -107,11 +110,11 @@ __device__ inline void store_half(const Params& p, const Tile& t, const float (&
   const int64_t at = int64_t(F::kSums ? m : t.row + m) * p.N + t.n;
   void* const to = p.d[F::kSums ? t.group : 0];
   if (!F::kSums && p.store == Store::f32) store_f32<half>(static_cast<float*>(to) + at, d, scale, columns, in);
-  else store_bf16<half>(static_cast<__nv_bfloat16*>(to) + at, d, scale, columns, in, F::kSums);
+  else store_bf16<half>(static_cast<__nv_bfloat16*>(to) + at, d, scale, columns, in, F::kSums && adds(p.store));
 }
 template <class F>
 __device__ inline void store(const Params& p, const Tile& t, const float (&d)[128], float scale, uint32_t staging) {
-  if (F::kSums && p.store == Store::add_f32) return add_f32(p, t, d, scale, staging);
+  if (F::kSums && (p.store == Store::f32 || p.store == Store::add_f32)) return sum_f32(p, t, d, scale, staging);
   store_half<F, 0>(p, t, d, scale);
   store_half<F, 1>(p, t, d, scale);
 }

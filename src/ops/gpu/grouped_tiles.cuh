@@ -3,7 +3,7 @@
 //   rows   d[r,:] = a[r,:] b_e^T for the rows r of each expert e. A tile that reaches into the rows of the next expert
 //          stores its own rows only. Unused rows become zero: they are a group of their own, with nothing to contract.
 //   sums   d_e += a_e b_e^T, contracted over the rows of e, whose number is a multiple of one FP8 wgmma's k. Experts
-//          without rows have no tiles.
+//          without rows have no tiles, unless their d_e has to become zero.
 #include "ops/gpu/grouped_launch.h"
 #include "ops/gpu/hopper.cuh"
 #include "ops/gpu/wgmma.cuh"
@@ -51,8 +51,9 @@ struct TileScheduler {  // the pairs of tiles that this cluster computes, in the
     pair = round * share + cluster % step;
     end = min(all, (round + 1) * share);
   }
-  static __device__ int count(const Params& p, int rows) {
-    if (rows <= 0) return 0;
+  static __device__ int count(const Params& p, int group, int rows) {
+    const bool clears = F::kSums && !adds(p.store) && group < p.experts;
+    if (rows <= 0 && !clears) return 0;
     return ceil_of(F::kSums ? p.M : rows, kPairM) * ceil_of(p.N, kPairN);
   }
   __device__ bool next(Tile& t) {
@@ -82,7 +83,7 @@ __device__ void find_groups(const Params& p, Groups& g) {
     int base = 0;
     for (int e = 0; e <= p.experts + 1; ++e) {
       g.base[e] = base;
-      if (e <= p.experts) base += TileScheduler<F>::count(p, g.first[e + 1] - g.first[e]);
+      if (e <= p.experts) base += TileScheduler<F>::count(p, e, g.first[e + 1] - g.first[e]);
     }
   }
 }

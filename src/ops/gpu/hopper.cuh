@@ -85,6 +85,11 @@ __device__ inline void tma_store(const CUtensorMap& map, int x, int y, int z, ui
                "r"(y), "r"(z), "r"(from)
                : "memory");
 }
+__device__ inline void tma_store(const CUtensorMap& map, int x, int y, uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(from)
+               : "memory");
+}
 // Adds a box of 64 x 32 fp32 to a matrix, in L2.
 __device__ inline void tma_reduce_add(const CUtensorMap& map, int x, int y, uint32_t from) {
   asm volatile(

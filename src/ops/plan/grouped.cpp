@@ -39,7 +39,7 @@ void grouped_gradient(Stream& s, const GroupedGradient& g) {
   const Dealt d = dealt(s, g.rows);
   count(s, product_class(g.a.t.dtype), 2 * double(d.rows) * double(M) * double(N),
         matrix_bytes(d.rows, M, g.a.t.dtype) + matrix_bytes(d.rows, N, g.b.t.dtype) +
-            2 * double(d.experts) * matrix_bytes(M, N, g.d[0].dtype));
+            (g.first_term ? 1 : 2) * double(d.experts) * matrix_bytes(M, N, g.d[0].dtype));
 }
 
 }  // namespace octet::BACKEND
