@@ -117,6 +117,7 @@ void fill_defaults(RunConfig& config) {  // those that depend on other options
   if (fp8.reduce_group == ReduceGroup::none) fp8.reduce_amax.default_to(false);
   config.schedule.min_lr.default_to(config.schedule.lr / 10);
   if (config.training.seq_len == 0) config.training.seq_len.set(config.model.max_positions);
+  if (config.memory.recompute_blocks == -1) config.memory.recompute_blocks.set(config.model.num_layers);
   PrecisionConfig& precision = config.precision;
   if (precision.grad_dtype == DType::bf16)
     precision.reduce_dtype.default_to(DType::bf16);  // wider would carry nothing more

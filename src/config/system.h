@@ -33,9 +33,9 @@ struct ParallelConfig : Section {
 
 struct MemoryConfig : Section {
   MemoryConfig() : Section("memory") {}
-  Option<int64_t> recompute_blocks{this, "recompute_blocks", 0,
-                                   "number of first blocks whose activations are recomputed in the backward pass",
-                                   at_least(0)};
+  Option<int64_t> recompute_blocks{
+      this, "recompute_blocks", 0,
+      "number of first blocks whose activations are recomputed in the backward pass (-1: all)", at_least(-1)};
   Option<int64_t> head_chunk{this, "head_chunk", 0, "rows of logits held at once (0: automatic)", at_least(0)};
   Option<std::string> plan_cache{
       this, "plan_cache", "out/product-plans.jsonl",

@@ -205,6 +205,7 @@ TEST(Config, OptionsThatDoNotFitTogetherAreRefused) {
   expect({"parallel.expert_parallel=2"}, "parallel.expert_parallel (2): the model has no experts");
   expect({"parallel.shard_degree=3"}, "parallel.shard_degree (3) does not divide the 4 ranks of the run", 4);
   expect({"memory.recompute_blocks=5"}, "memory.recompute_blocks (5) is more than the model's 4 blocks");
+  EXPECT_EQ(tiny({"memory.recompute_blocks=-1"}).memory.recompute_blocks, 4);  // all, however many there are
   EXPECT_EQ(refusal_of({"fp8.enabled=true", "training.micro_batch_size=8"}, 4), "");
 }
 

@@ -102,7 +102,7 @@ TEST(ShardDegreeDeathTest, ARankThatNeverAnswersIsNotWaitedForWithoutEnd) {
 TEST(ShardDegree, OctetPlanSaysWhatItChose) {
   const auto plan = [](std::vector<std::string> more) {
     more.insert(more.begin(),
-                {"plan", CONFIGS "/llama2_70b.json", "parallel.zero_stage=3", "memory.recompute_blocks=80",
+                {"plan", CONFIGS "/llama2_70b.json", "parallel.zero_stage=3", "memory.recompute_blocks=-1",
                  "training.micro_batch_size=1", "training.global_batch_size=1024"});
     return octet_says(more);
   };
