@@ -2,6 +2,7 @@
 #include "base/json.h"
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"
+#include "ranks.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -18,6 +19,41 @@ class Resume : public testing::Test {
   const Threads one_{1};
   const Scratch folder_;
 };
+
+// Whatever the config of the run that saved it makes of steps.
+TEST_F(Resume, CountersAndFingerprintsComeBackAsTheyWere) {
+  TinyTrainer t(config()), other(config());
+  RunState state{.done = {.step = 3, .samples = 17, .tokens = 999},
+                 .counters = {},
+                 .data = 0x123456789abcdef0,
+                 .tokenizer = ~uint64_t{0},
+                 .fallbacks = {"a.b", "c"}};
+  state.counters.updates = 2, state.counters.skipped = 5;
+  const RunState back = load_checkpoint(other, save_checkpoint(t, state));
+  for (const Done& done : {back.done, other.done()}) {
+    EXPECT_EQ(done.step, 3);
+    EXPECT_EQ(done.samples, 17);
+    EXPECT_EQ(done.tokens, 999);
+  }
+  for (const StepState& counters : {back.counters, other.state()}) {
+    EXPECT_EQ(counters.updates, 2u);
+    EXPECT_EQ(counters.skipped, 5u);
+  }
+  EXPECT_EQ(back.data, state.data);
+  EXPECT_EQ(back.tokenizer, state.tokenizer);
+  EXPECT_EQ(back.fallbacks, state.fallbacks);
+  EXPECT_EQ(back.tokens_per_step, 4 * 16);
+}
+
+TEST_F(Resume, TokensAreThoseOfAllRanks) {
+  run_ranks(2, [&](Host& host) {
+    TinyTrainer t(config(), host);
+    t.run(2);
+    EXPECT_EQ(t.done().samples, 2 * 4);
+    EXPECT_EQ(t.done().tokens, 2 * 4 * 16);
+    EXPECT_EQ(t.report(2).tokens, 2 * 4 * 16);
+  });
+}
 
 // Also where only wgrad is in FP8, and weights have no scale.
 TEST_F(Resume, WhicheverProductsAreInFp8) {
