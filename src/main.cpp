@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <system_error>
 
 #include "base/bus_errors.h"
 #include "base/check.h"
+#include "base/memory.h"
 #include "base/refused.h"
 #include "cli/command.h"
 #include "host/last_words.h"
@@ -16,7 +18,14 @@ namespace {
 int run(const std::vector<std::string>& words, octet::Host* mpi) {
   try {
     return octet::run_command(words, mpi);
-  } catch (const std::filesystem::filesystem_error& e) { octet::refused_path("use", e.path1(), e.code().value()); }
+  } catch (const std::filesystem::filesystem_error& e) {
+    octet::refused_path("use", e.path1(), e.code().value());
+  } catch (const std::system_error& e) {
+    if (e.code() != std::errc::resource_unavailable_try_again) throw;
+    throw octet::SystemError(
+        "cannot start a thread: raise the limit of addresses (ulimit -v) or of processes (ulimit -u), or lower "
+        "OMP_NUM_THREADS");
+  }
 }
 
 }  // namespace
@@ -26,6 +35,7 @@ int main(int argc, char** argv) {
   std::unique_ptr<Host> mpi;  // outlives a failure, to tell its rank and to end the others
   std::string message;
   int code = 3;
+  restart_frugally(argv);
   explain_bus_errors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error that names it, as on a full disk
   try {

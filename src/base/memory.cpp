@@ -1,6 +1,11 @@
 #include "base/memory.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -49,7 +54,22 @@ int64_t available_memory(const fs::path& root) {
       if (path.empty()) break;
     }
   }
-  return free;
+  return std::min(free, address_space_left());
+}
+
+int64_t address_space_left() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur >= rlim_t{INT64_MAX}) return INT64_MAX;
+  int64_t pages = 0;  // of addresses, the first figure there
+  std::ifstream("/proc/self/statm") >> pages;
+  return std::max<int64_t>(0, int64_t(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE));
+}
+
+void restart_frugally(char** argv) {
+  constexpr const char *kThreads = "OPENBLAS_NUM_THREADS", *kHeaps = "MALLOC_ARENA_MAX";
+  if (address_space_left() == INT64_MAX || (std::getenv(kThreads) && std::getenv(kHeaps))) return;
+  if (::setenv(kThreads, "1", 0) != 0 || ::setenv(kHeaps, "1", 0) != 0) return;
+  ::execv("/proc/self/exe", argv);  // where that fails, it goes on as it is
 }
 
 }  // namespace octet

@@ -2,11 +2,13 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 
+#include "base/memory.h"
 #include "device/device.h"
 
 namespace octet::BACKEND {
@@ -15,11 +17,26 @@ struct Device::Impl {};
 
 Device::Device(const Options& options) : options_(options) {}  // the default Target: no card, always deterministic
 Device::~Device() = default;
+namespace {
+// Of addresses, beside the arenas: a thread's stack and the buffer of OpenBLAS, which without room for it would try
+// again for ever.
+constexpr int64_t kBesideOfThread = int64_t{136} << 20, kBeside = int64_t{64} << 20;
+int64_t beside_arenas() { return omp_get_max_threads() * kBesideOfThread + kBeside; }
+}  // namespace
+
 std::string Device::name() const {
   const int threads = omp_get_max_threads();
-  return concat("CPU, ", threads, threads == 1 ? " thread" : " threads");
+  std::string name = concat("CPU, ", threads, threads == 1 ? " thread" : " threads");
+  if (address_space_left() < INT64_MAX)
+    name += concat(" (ulimit -v, of which OpenBLAS and the threads take ", beside_arenas() >> 20, " MiB)");
+  return name;
 }
-size_t Device::total_bytes() const { return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)); }
+size_t Device::total_bytes() const {
+  const size_t machine = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const int64_t addresses = address_space_left();
+  if (addresses == INT64_MAX) return machine;
+  return std::min(machine, used_bytes() + size_t(std::max<int64_t>(0, addresses - beside_arenas())));
+}
 size_t Device::used_bytes() const {  // resident pages of this process, all its ranks together
   size_t total = 0, resident = 0;
   std::ifstream("/proc/self/statm") >> total >> resident;

@@ -1,6 +1,7 @@
 #include "train/background_writer.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace octet::BACKEND {
@@ -10,7 +11,11 @@ constexpr int kThreads = 4;  // one of them hardly fills a fast disk, as each al
 
 BackgroundWriter::BackgroundWriter(int64_t room, int64_t buffer_bytes)
     : buffer_bytes_(buffer_bytes), most_(std::max<int64_t>(2, room / buffer_bytes)) {
-  for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // fewer will do
+    if (threads_.empty()) throw;
+  }
 }
 BackgroundWriter::~BackgroundWriter() {
   {

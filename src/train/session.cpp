@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/memory.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "ops/tune.h"
@@ -62,7 +63,8 @@ void prepare(Stream& s, Host& host, const PlanResult& plan, Purpose purpose) {
               human_bytes(double(total - std::min(used, total))), " free", items,
               "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
               "(parallel.zero_stage, more ranks), ",
-              "or store moments in bf16 (precision.moment_dtype)");
+              "or store moments in bf16 (precision.moment_dtype)",
+              d.target().cuda || address_space_left() == INT64_MAX ? "" : "; or raise ulimit -v");
   }
   tune_products(s, plan.products);
   if (host.size() == 1 || !d.target().cuda) return;

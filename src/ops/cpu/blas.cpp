@@ -1,13 +1,20 @@
 // Prepares OpenBLAS, once per process.
 #include "ops/cpu/blas.h"
 
+#include <omp.h>
+
 #include <cstdlib>
 #include <string_view>
+#include <vector>
+
+#include "base/memory.h"
 
 // Internal to OpenBLAS builds with dynamic dispatch: makes it read OPENBLAS_CORETYPE again. Null in other builds.
 extern "C" {
 [[gnu::weak]] void gotoblas_dynamic_init();
 [[gnu::weak]] void gotoblas_dynamic_quit();
+[[gnu::weak]] void* blas_memory_alloc(int);  // a buffer of a call, kept for later ones
+[[gnu::weak]] void blas_memory_free(void*);
 }
 
 namespace octet::BACKEND {
@@ -31,12 +38,24 @@ void choose_kernels() {
 #endif
 }
 
+// Within ulimit -v: a buffer for each thread, before anything else takes the room; see Device::total_bytes().
+void take_buffers() {
+  constexpr int64_t kBuffer = int64_t{128} << 20;
+  if (!blas_memory_alloc || !blas_memory_free) return;
+  std::vector<void*> buffers;
+  for (int i = 0; i < omp_get_max_threads(); ++i)
+    if (const int64_t left = address_space_left(); left < INT64_MAX && left > kBuffer)
+      buffers.push_back(blas_memory_alloc(0));
+  for (void* b : buffers) blas_memory_free(b);
+}
+
 }  // namespace
 
 void prepare_blas() {
   [[maybe_unused]] static const bool done = [] {
     choose_kernels();
     openblas_set_num_threads(1);  // it runs on the calling thread only
+    take_buffers();
     return true;
   }();
 }
