@@ -12,7 +12,7 @@ namespace octet {
 // What a command's run returns besides 0. Errors that it throws are 2, the input is wrong, or 3, a fault of the system
 // (base/check.h). help.cpp tells users the same.
 inline constexpr int kCheckFailed = 1;    // verify: beyond tolerance; inspect: a checksum does not match
-inline constexpr int kEndedBySignal = 4;  // train: saved and stopped by SIGTERM, SIGINT or SIGHUP before its last step
+inline constexpr int kEndedBySignal = 4;  // train: saved and stopped by a signal before its last step
 
 struct OptionSpec {
   const char* name;

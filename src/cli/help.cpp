@@ -94,7 +94,7 @@ std::string general_help() {
          "     skipped training.max_skipped steps in a row\n"
          "  2  the input is wrong; the message says what, where, and what to do\n"
          "  3  a fault of the system: a full disk, no memory, a lost rank; or an internal error of octet\n"
-         "  4  octet train saved a checkpoint and stopped on SIGTERM, SIGINT or SIGHUP\n";
+         "  4  octet train saved a checkpoint and stopped on SIGTERM, SIGINT, SIGUSR1 or SIGHUP\n";
 }
 
 std::string help_of(const Command& c) {

@@ -48,8 +48,10 @@ Command train_command() {
           .summary = "train a model, or continue training it",
           .options = options,
           .more =
-              "SIGTERM, SIGINT and SIGHUP (a closed terminal) save a checkpoint and stop the run with exit code 4;\n"
-              "a second SIGTERM or SIGINT stops it at once. Under nohup, SIGHUP is ignored.\n"
+              "SIGTERM, SIGINT, SIGUSR1 and SIGHUP (a closed terminal) save a checkpoint and stop the run with exit\n"
+              "code 4; a second SIGTERM or SIGINT stops it at once. Under nohup, SIGHUP is ignored. SIGUSR2 saves a\n"
+              "checkpoint, and the run goes on. Any rank takes them; to mpirun send SIGUSR1 or SIGUSR2, which it hands\n"
+              "on: a second after SIGTERM or SIGINT (Ctrl-C) it kills the ranks.\n"
               "\n"
               "  octet train configs/tiny_llama.json\n"
               "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"

@@ -1,6 +1,9 @@
 #pragma once
-// Signals: SIGTERM, SIGINT and SIGHUP ask a run to save and end; while an object of this class lives, they do no more.
+// Signals: SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask a run to save and end, SIGUSR2 to save and go on; while an object of
+// this class lives, they do no more. mpirun hands SIGUSR1 and SIGUSR2 on to its ranks and waits; a second after a
+// SIGTERM or SIGINT of its own it kills them.
 #include <csignal>
+#include <map>
 
 namespace octet {
 
@@ -9,10 +12,12 @@ class Signals {
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;
-  static bool caught();  // one of them, since the newest object was made
+  static bool caught();         // one that asks to end, since the newest object was made
+  static bool asked_to_save();  // SIGUSR2, since the last time that this was asked
 
  private:
-  struct sigaction term_ = {}, int_ = {}, hup_ = {};  // what was set before
+  void set(int signal, void (*handler)(int), int flags = 0);
+  std::map<int, struct sigaction> before_;
 };
 
 }  // namespace octet

@@ -23,15 +23,15 @@ namespace {
 
 // What all ranks know of one another between two steps.
 struct Boundary {
-  bool ends;  // a signal on any rank is every rank's: all save the same step
-  bool rest;  // every rank's threads have done their part of the save under way
+  bool ends, saves;  // a signal on any rank is every rank's: all save the same step
+  bool rest;         // every rank's threads have done their part of the save under way
 };
 Boundary meet(Host& host, bool rests) {
-  const std::array<bool, 2> mine{Signals::caught(), !rests};
-  std::vector<std::array<bool, 2>> all(size_t(host.size()));
+  const std::array<bool, 3> mine{Signals::caught(), Signals::asked_to_save(), !rests};
+  std::vector<std::array<bool, 3>> all(size_t(host.size()));
   host.all_gather(all.data(), mine.data(), sizeof mine);
   const auto any = [&](size_t i) { return std::any_of(all.begin(), all.end(), [i](const auto& r) { return r[i]; }); };
-  return {.ends = any(0), .rest = !any(1)};
+  return {.ends = any(0), .saves = any(1), .rest = !any(2)};
 }
 
 struct Diverged : Error {  // a check of the run itself failed; the message says at which steps
@@ -81,11 +81,11 @@ class Run {
       const int64_t step = trainer_->steps_done();
       log_through(step - 1);  // a step behind: nothing waits for the device
       if (config_.parallel.check_every && step % config_.parallel.check_every == 0) check_agreement(trainer_->session);
-      const auto [ends, rest] = meet(host_, saves_.rest());
+      const auto [ends, asked, rest] = meet(host_, saves_.rest());
       if (rest) saves_.advance(*trainer_);
       const bool stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
-      const bool saves = config_.checkpoint.every && step % config_.checkpoint.every == 0;
+      const bool saves = asked || (config_.checkpoint.every && step % config_.checkpoint.every == 0);
       if (step == last || ends || stops || evaluates || saves) log_through(step);
       if (evaluates || step == last) evaluate();
       if (ends || stops || step == last) save(Saves::Kind::last);

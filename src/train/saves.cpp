@@ -70,9 +70,9 @@ void Saves::failed(const AttemptFailed& e, Kind kind, int64_t step, const Traine
         concat(e.what(), newest.empty() ? "; nothing of this run is saved" : "; the newest that is saved: " + newest),
         e.exit_code());
   saved_ = -1;
-  const int64_t every = config_.checkpoint.every, next = (trainer.steps_done() / every + 1) * every;
+  const int64_t every = config_.checkpoint.every, last = total_steps(config_, trainer.done());
   metrics_->not_saved({.step = step,
-                       .next = std::min(next, total_steps(config_, trainer.done())),
+                       .next = every > 0 ? std::min((trainer.steps_done() / every + 1) * every, last) : last,
                        .failed = ++failed_,
                        .why = e.what(),
                        .newest = newest});

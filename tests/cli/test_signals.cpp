@@ -39,7 +39,7 @@ class Signals : public testing::Test {
 };
 
 TEST_F(Signals, EachSavesAndEndsWithFour) {
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
     Process process = started(tiny_.words(kEndless));
     process.signal(signal);
     const Ran r = process.wait();

@@ -24,7 +24,9 @@ inline bool under_way(pid_t pid) { return ::kill(pid, 0) == 0; }
 class Job {
  public:
   Job(const TinyRun& tiny, int ranks, std::vector<std::string> more)
-      : tiny_(tiny), ranks_(ranks), process_(words(more), folder_, "mpirun") {}
+      : Job(tiny, ranks, {"mpirun", "-np", std::to_string(ranks), "--oversubscribe"}, std::move(more)) {}
+  Job(const TinyRun& tiny, int ranks, std::vector<std::string> launcher, std::vector<std::string> more)
+      : tiny_(tiny), ranks_(ranks), process_(words(std::move(launcher), std::move(more)), folder_, "mpirun") {}
   ~Job() {
     if (process_.runs()) process_.signal(SIGKILL);
     for (int r = 0; r < int(pids_.size()); ++r) send(r, SIGKILL);
@@ -56,6 +58,10 @@ class Job {
     send(rank, number);
     signalled_ = Clock::now();
   }
+  void signal_launcher(int number) {
+    process_.signal(number);
+    signalled_ = Clock::now();
+  }
   // Stops the rank where `there` holds, and goes on holding while the rank does not move: then it is in that phase.
   bool stop_where(int rank, const std::function<bool()>& there) {
     for (const Clock::time_point start = Clock::now(); seconds_since(start) < kReady && runs();) {
@@ -84,8 +90,7 @@ class Job {
   void send(int rank, int number) const {  // process 0 would be all of this test's own
     if (pid(rank) > 0) ::kill(pid(rank), number);
   }
-  std::vector<std::string> words(std::vector<std::string> more) const {
-    std::vector<std::string> all{"mpirun", "-np", std::to_string(ranks_), "--oversubscribe"};
+  std::vector<std::string> words(std::vector<std::string> all, std::vector<std::string> more) const {
     more.insert(more.begin(), {"checkpoint.dir=" + path("run"), "log.file=" + path("metrics.jsonl"),
                                "training.global_batch_size=12", "training.micro_batch_size=1"});
     for (const std::string& word : tiny_.words(more)) all.push_back(word);

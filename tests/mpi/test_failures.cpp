@@ -134,6 +134,35 @@ TEST_F(Failures, ASecondJobInTheSameFolderIsRefused) {
   EXPECT_EQ(job.end("SIGTERM after a second job was refused").code, 4);
 }
 
+// SIGTERM to mpirun itself would kill the ranks a second later, in the middle of a save.
+TEST_F(Failures, TheLaunchScriptSavesOnSigtermHoweverLongThatTakes) {
+  setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+  Job job(*tiny, 2, {CONFIGS "/../scripts/launch/p5-mpirun", "-", "2"}, endless({}));
+  ASSERT_TRUE(job.reaches_step(4)) << job.wait();
+  ::kill(job.pid(1), SIGSTOP);
+  job.signal_launcher(SIGTERM);
+  sleep_ms(3000);
+  EXPECT_TRUE(job.runs());
+  ::kill(job.pid(1), SIGCONT);
+  const Ran r = job.end("SIGTERM to p5-mpirun");
+  EXPECT_EQ(r.code, 4) << r;
+  EXPECT_TRUE(has(r.out, concat("ended by a signal after step ", job.records().back()["step"]))) << r;
+  EXPECT_EQ(complete_checkpoints(job.path("run")).size(), 1u);
+}
+
+TEST_F(Failures, Sigusr2SavesAndTheRunGoesOn) {
+  Job job(*tiny, 2, endless({}));
+  ASSERT_TRUE(job.reaches_step(4)) << job.wait();
+  job.signal(1, SIGUSR2);
+  EXPECT_TRUE(within(kReady, [&] { return !complete_checkpoints(job.path("run")).empty(); }));
+  const int64_t step = job.records().back()["step"];
+  EXPECT_TRUE(job.reaches_step(step + 3)) << job.wait();
+  job.signal_launcher(SIGUSR1);  // which mpirun hands on
+  const Ran r = job.end("SIGUSR1 to mpirun");
+  EXPECT_EQ(r.code, 4) << r;
+  EXPECT_EQ(complete_checkpoints(job.path("run")).size(), 2u);
+}
+
 TEST_F(Failures, ASignalToOneRankSavesTheSameStepOnAll) {
   Job job(*tiny, 3, endless({}));
   ASSERT_TRUE(job.reaches_step(4)) << job.wait();
