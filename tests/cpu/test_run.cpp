@@ -110,13 +110,13 @@ TEST_F(Run, EvaluatesOnWhatItsConfigNamesWhenItSays) {
   }
 }
 
-// Between two steps ranks tell one another in two bytes whether to end and what is written. Then a save of the step
-// before has its name if training has waited for it, and none if not.
+// Between two steps ranks tell one another in three bytes whether to end, whether to save, and what is written. Then a
+// save of the step before has its name if training has waited for it, and none if not.
 TEST_F(Run, WaitsForASaveOnlyWithoutABuffer) {
   struct Watching : HostWrapper {
     Watching(Host& host, fs::path dir) : HostWrapper(host), dir_(std::move(dir)) {}
     void all_gather(void* all, const void* mine, size_t bytes) override {
-      if (bytes == 2) there.push_back(fs::exists(dir_ / concat("step-0000000", there.size())));
+      if (bytes == 3) there.push_back(fs::exists(dir_ / concat("step-0000000", there.size())));
       HostWrapper::all_gather(all, mine, bytes);
     }
     std::vector<bool> there;
