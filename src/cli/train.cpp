@@ -43,23 +43,24 @@ Command train_command() {
        "continue from the newest checkpoint, from this one (or a run's newest), or start anew", "auto"},
       {"dry-run", "", "print the plan instead of running; needs neither GPU nor data"}};
   for (const OptionSpec& o : plan_options()) options.push_back(o);
-  return {.name = "train",
-          .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
-          .summary = "train a model, or continue training it",
-          .options = options,
-          .more =
-              "SIGTERM, SIGINT, SIGUSR1 and SIGHUP (a closed terminal) save a checkpoint and stop the run with exit\n"
-              "code 4; a second SIGTERM or SIGINT stops it at once. Under nohup, SIGHUP is ignored. SIGUSR2 saves a\n"
-              "checkpoint, and the run goes on. Any rank takes them; to mpirun send SIGUSR1 or SIGUSR2, which it hands\n"
-              "on: a second after SIGTERM or SIGINT (Ctrl-C) it kills the ranks.\n"
-              "\n"
-              "  octet train configs/tiny_llama.json\n"
-              "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"
-              "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"
-              "  mpirun -np 8 octet train configs/llama2_7b.json parallel.zero_stage=3\n"
-              "  octet train configs/tiny_llama.json --resume out/tiny_llama/step-00000200\n",
-          .run = train,
-          .runs = Command::Runs::on_ranks};
+  return {
+      .name = "train",
+      .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
+      .summary = "train a model, or continue training it",
+      .options = options,
+      .more =
+          "SIGTERM, SIGINT, SIGUSR1 and SIGHUP (a closed terminal) save a checkpoint and stop the run with exit\n"
+          "code 4; a second SIGTERM or SIGINT stops it at once. Under nohup, SIGHUP is ignored. SIGUSR2 saves a\n"
+          "checkpoint, and the run goes on. Any rank takes them; to mpirun send SIGUSR1 or SIGUSR2, which it hands\n"
+          "on: a second after SIGTERM or SIGINT (Ctrl-C) it kills the ranks.\n"
+          "\n"
+          "  octet train configs/tiny_llama.json\n"
+          "  octet train configs/llama_1b.json training.steps=1000 schedule.lr=2e-4\n"
+          "  octet train configs/llama2_7b.json --dry-run --target h200 --ranks 8\n"
+          "  mpirun -np 8 octet train configs/llama2_7b.json parallel.zero_stage=3\n"
+          "  octet train configs/tiny_llama.json --resume out/tiny_llama/step-00000200\n",
+      .run = train,
+      .runs = Command::Runs::on_ranks};
 }
 
 }  // namespace octet
