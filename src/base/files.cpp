@@ -295,11 +295,4 @@ void make_folders(const fs::path& path) {
   if (error) refused_path("create", path, error.value());
 }
 
-int64_t free_bytes(const fs::path& folder) {
-  std::error_code error;
-  const auto space = fs::space(folder, error);
-  if (error) refused_path("ask for the free space of", folder, error.value());
-  return int64_t(space.available);
-}
-
 }  // namespace octet

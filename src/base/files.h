@@ -87,6 +87,5 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
 void make_folders(const std::filesystem::path& path);
 // The target of a chain of links, whether it exists or not: a rename would replace the link itself.
 std::filesystem::path followed(const std::filesystem::path& name);
-int64_t free_bytes(const std::filesystem::path& folder);  // what an unprivileged user may still write there
 
 }  // namespace octet

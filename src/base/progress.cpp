@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/check.h"
-
 namespace octet {
 namespace {
 

@@ -4,7 +4,6 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "base/progress.h"
 #include "cli/ranks.h"
 #include "config/peaks.h"
 

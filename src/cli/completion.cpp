@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <sstream>
 
-#include "base/json.h"
 #include "cli/command.h"
 #include "config/config.h"
 

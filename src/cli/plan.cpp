@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <optional>
 
 #include "base/json.h"
 #include "base/progress.h"

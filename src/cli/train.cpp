@@ -1,5 +1,4 @@
 // octet train: a run, or with --dry-run its plan.
-#include <cstdio>
 
 #include "base/log.h"
 #include "cli/plan.h"

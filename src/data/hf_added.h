@@ -2,13 +2,11 @@
 // The added tokens of a tokenizer.json: texts that are one token wherever they stand, found
 // before anything else is done.
 #include <array>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "data/hf_json.h"
-#include "data/hf_steps.h"
 
 namespace octet {
 

@@ -6,7 +6,6 @@
 // Read in pieces and front to back: an index of billions of sequences takes no memory.
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <vector>
 
 #include "data/foreign_tokens.h"

@@ -97,7 +97,7 @@ std::vector<int64_t> TokenFile::document_starts(int64_t begin, int64_t end) cons
   return starts;
 }
 
-// documents_before(position), less at most a page of the index.
+// Documents whose first token stands before `position`, less at most a page of the index.
 int64_t TokenFile::somewhat_before(int64_t position) const {
   int64_t low = 0, high = documents();  // the answer lies in [low, high]
   while (high - low > kPage) {
@@ -107,8 +107,6 @@ int64_t TokenFile::somewhat_before(int64_t position) const {
   }
   return low;
 }
-
-int64_t TokenFile::documents_before(int64_t position) const { return starts_in(position, position + 1).document; }
 
 TokenFile::Starts TokenFile::starts_in(int64_t begin, int64_t end) const {
   Starts found{.document = somewhat_before(begin)};

@@ -52,7 +52,6 @@ class TokenFile {
   void read(int64_t first, std::span<int32_t> out) const;
   int64_t document_start(int64_t document) const;
   std::vector<int64_t> document_starts(int64_t begin, int64_t end) const;
-  int64_t documents_before(int64_t position) const;  // documents whose first token stands before `position`
   struct Starts {
     int64_t document = 0;     // the first of them
     std::vector<int64_t> at;  // where each starts

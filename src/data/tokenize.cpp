@@ -1,7 +1,6 @@
 #include "data/tokenize.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "base/check.h"
 #include "data/file_names.h"

@@ -1,5 +1,7 @@
 #pragma once
-// The element-wise mathematics, written once for the cpu and gpu engines: constexpr functions are device code too.
+// Formulas of one element or one slot: constexpr functions, which are device code too. Delayed scaling and the
+// optimizer step are the cpu and gpu engines' alike; the activations are those of the gpu engine in fp32 (the cpu
+// engine's vectorise: ops/cpu/fast_math.h).
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -12,15 +14,6 @@ namespace octet {
 template <class R>
 constexpr R sigmoid(R x) {
   return R(1) / (R(1) + std::exp(-x));
-}
-template <class R>
-constexpr R silu(R x) {
-  return x * sigmoid(x);
-}
-template <class R>
-constexpr R silu_grad(R x) {
-  const R s = sigmoid(x);
-  return s * (R(1) + x * (R(1) - s));
 }
 
 // GELU: x * Phi(x), Phi(x) = erfc(-x/sqrt(2)) / 2, which keeps its digits far below 0 where 1 + erf has none left;

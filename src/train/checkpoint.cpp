@@ -214,12 +214,6 @@ std::string CheckpointWriter::finish(Session& s) {
     if (const std::optional<std::string> folder = advance(s)) return *folder;
 }
 
-std::string save_checkpoint(Trainer& trainer, const RunState& state) {
-  CheckpointWriter writer(/*room=*/0);
-  writer.begin(trainer, state);
-  return writer.finish(trainer.session);
-}
-
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& dir) {
   const std::vector<fs::path> all = complete_checkpoints(dir);
   if (all.empty()) return {};

@@ -81,7 +81,6 @@ class CheckpointWriter {
   std::optional<Save> save_;
   BackgroundWriter background_;  // ends before what it writes to
 };
-std::string save_checkpoint(Trainer&, const RunState&);  // begin() and finish()
 
 // Everything but the data's position, which the caller takes from what is returned. InputError: it does not fit this
 // run, or what was read is not what its checksums.json says (train/integrity.h).

@@ -7,7 +7,6 @@
 //   evaluation   as for a step                                    a micro-batch handed over
 //   checkpoint   10 w: a disk takes its time to flush             a piece written
 #include <array>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>

@@ -1,6 +1,5 @@
 #pragma once
 // Tensors of files, byte for byte, and small models that tests make of them.
-#include <cstring>
 #include <map>
 
 #include "cli/run.h"

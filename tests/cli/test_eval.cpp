@@ -1,7 +1,6 @@
 // octet eval as a user types it: losses are those that transformers' logits give, bits per byte and totals are sums,
 // and the answers to questions are those that its losses of single tokens give by hand.
 #include <cmath>
-#include <map>
 
 #include "cli/chain_model.h"
 #include "cli/tiny_run.h"

@@ -1,4 +1,5 @@
 // octet verify proves this program equal to transformers, and notices when it is not.
+#include <cstring>
 #include <functional>
 
 #include "cli/tensors.h"

@@ -8,7 +8,6 @@
 #include "config/config.h"
 #include "config/globs.h"
 #include "config/refusal.h"
-#include "config/schedule.h"
 
 namespace octet {
 namespace {

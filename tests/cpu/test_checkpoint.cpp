@@ -15,7 +15,6 @@
 #include "data/scratch.h"
 #include "host/attempts.h"
 #include "ranks.h"
-#include "train/weights.h"
 
 namespace octet::BACKEND {
 namespace {

@@ -5,7 +5,6 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "cli/ranks.h"
 #include "cpu/lab.h"
 #include "golden.h"
 #include "train/generator.h"

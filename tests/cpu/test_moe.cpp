@@ -42,7 +42,6 @@ class MoeLab {
     load_ = lab_.zeros(DType::f64, {1, E});
   }
   void choose(const Choice& choice) { choice_ = preferring(choice, E_); }
-  void route_freely() { choice_.clear(); }
 
   // <dy, y> + coefficient * (balancing loss + z-loss / 2); with its gradients.
   double run(double coefficient = 0) {

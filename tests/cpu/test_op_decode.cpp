@@ -1,8 +1,6 @@
 // The operations of generation against those of a whole sequence.
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "cpu/lab.h"
 #include "ops/decode.h"
 

@@ -1,8 +1,6 @@
 // Any number of threads gives the same bits; f32, bf16 and f16 storage give what f64 gives, to their precision.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "cpu/op_cases.h"
 
 namespace octet::BACKEND {

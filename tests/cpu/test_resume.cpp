@@ -29,7 +29,7 @@ TEST_F(Resume, CountersAndFingerprintsComeBackAsTheyWere) {
                  .tokenizer = ~uint64_t{0},
                  .fallbacks = {"a.b", "c"}};
   state.counters.updates = 2, state.counters.skipped = 5;
-  const RunState back = load_checkpoint(other, save_checkpoint(t, state));
+  const RunState back = load_checkpoint(other, t.save(state));
   for (const Done& done : {back.done, other.done()}) {
     EXPECT_EQ(done.step, 3);
     EXPECT_EQ(done.samples, 17);

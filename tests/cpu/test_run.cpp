@@ -1,6 +1,5 @@
 // A run does what its config says: which samples it trains and evaluates on, and when; whether it waits for a save;
 // what it says of experts. The references are a loader and a trainer that are driven by hand.
-#include <numeric>
 #include <sstream>
 
 #include "base/json.h"

@@ -82,7 +82,12 @@ class TinyTrainer : private OwnConfig, public Trainer {
     return losses;
   }
   RunState run_state() { return {.done = done(), .counters = state()}; }
-  std::string save() { return save_checkpoint(*this, run_state()); }
+  std::string save() { return save(run_state()); }
+  std::string save(const RunState& state) {  // -> the folder, once complete
+    CheckpointWriter writer(/*room=*/0);
+    writer.begin(*this, state);
+    return writer.finish(session);
+  }
 
  private:
   static Host& alone() {

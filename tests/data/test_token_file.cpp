@@ -31,11 +31,11 @@ TEST(TokenFile, WidthFollowsTheVocabulary) {
 TEST(TokenFile, IndexFindsDocuments) {
   const Scratch dir;
   const TokenFile file(token_file(dir / "a", 100));
-  EXPECT_EQ(file.documents_before(0), 0);
-  EXPECT_EQ(file.documents_before(1), 1);
-  EXPECT_EQ(file.documents_before(7), 1);
-  EXPECT_EQ(file.documents_before(8), 2);
-  EXPECT_EQ(file.documents_before(1000), 15);
+  EXPECT_EQ(file.starts_in(0, 0).document, 0);
+  EXPECT_EQ(file.starts_in(1, 1).document, 1);
+  EXPECT_EQ(file.starts_in(7, 7).document, 1);
+  EXPECT_EQ(file.starts_in(8, 8).document, 2);
+  EXPECT_EQ(file.starts_in(1000, 1000).document, 15);
   EXPECT_EQ(file.document_start(14), 98);
 }
 
@@ -138,7 +138,7 @@ TEST(TokenFile, OneThatIsCutShortUnderWayIsNamed) {
   file.read(file.tokens() - 10, ids);
   std::filesystem::resize_file(path, 5000);
   for (const auto& use : std::vector<std::function<void()>>{[&] { file.read(file.tokens() - 10, ids); },
-                                                            [&] { file.documents_before(70); }}) {
+                                                            [&] { file.starts_in(70, 70).document; }}) {
     try {
       use();
       ADD_FAILURE() << "nothing was thrown";
@@ -196,7 +196,6 @@ TEST(TokenFile, StartsOfDocumentsAreThoseThatBisectionFinds) {
           expected.push_back(at);
         ASSERT_EQ(found.at, expected) << document << ' ' << begin << ' ' << length;
         ASSERT_EQ(found.document, (begin + document - 1) / document);
-        ASSERT_EQ(found.document, file.documents_before(begin));
       }
   }
 }
@@ -211,7 +210,7 @@ TEST(TokenFile, AnotherFileUnderItsNameDoesNoHarm) {
   EXPECT_EQ(ids[9], 999 % 300);
   std::filesystem::remove(path);
   file.read(990, ids);
-  EXPECT_EQ(file.documents_before(1000), 143);
+  EXPECT_EQ(file.starts_in(1000, 1000).document, 143);
 }
 
 TEST(TokenFile, NothingIsLeftOfOneThatWasNotFinished) {

@@ -1,5 +1,4 @@
 // Text survives encode and decode; token files do not depend on threads or on where long text was cut.
-#include <algorithm>
 
 #include "data/ordered_parallel.h"
 #include "data/tokenize.h"

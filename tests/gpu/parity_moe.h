@@ -1,7 +1,6 @@
 #pragma once
 // The cases of ops/moe.h on one engine. n tokens, d experts a token; c: experts, or channels where rows move.
 #include <algorithm>
-#include <numeric>
 
 #include "ops/moe.h"
 #include "parity_runner.h"

@@ -1,6 +1,5 @@
 // Training on a GPU, as a user starts it: two deterministic runs give the same bits, stopping and resuming changes
 // none, and the losses are those of the CPU engine.
-#include <cmath>
 
 #include "cli/tiny_run.h"
 #include "host/engine.h"
