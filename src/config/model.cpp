@@ -177,6 +177,7 @@ class ModelMaker {  // makes a ModelConfig of the collected options; rejects wha
                   .experts_per_token = mixtral ? *o_.experts_per_token : 0,
                   .router_aux_loss_coef = mixtral ? *o_.router_aux_loss_coef : 0,
                   .router_aux_loss_per_layer = mixtral && o_.router_aux_loss_per_layer,
+                  .router_aux_loss_per_rank = mixtral && o_.router_aux_loss_per_rank,
                   .router_z_loss_coef = mixtral ? *o_.router_z_loss_coef : 0,
                   .router_jitter = mixtral ? *o_.router_jitter : 0,
                   .sliding_window = o_.sliding_window,
@@ -256,9 +257,13 @@ class ModelMaker {  // makes a ModelConfig of the collected options; rejects wha
     if (!neox && o_.rotary_pct != 1) refuse(o_.rotary_pct, "is for gpt_neox only: ", arch, " rotates whole heads");
     for (const Option<double>* dropout : {&o_.attention_dropout, &o_.hidden_dropout})
       if (*dropout != 0) refuse(*dropout, "is not supported: there is no dropout; set it to 0");
-    const OptionBase* of_mixtral[] = {&o_.num_experts,          &o_.experts_per_token,
-                                      &o_.router_aux_loss_coef, &o_.router_aux_loss_per_layer,
-                                      &o_.router_z_loss_coef,   &o_.router_jitter};
+    const OptionBase* of_mixtral[] = {&o_.num_experts,
+                                      &o_.experts_per_token,
+                                      &o_.router_aux_loss_coef,
+                                      &o_.router_aux_loss_per_layer,
+                                      &o_.router_aux_loss_per_rank,
+                                      &o_.router_z_loss_coef,
+                                      &o_.router_jitter};
     for (const OptionBase* option : of_mixtral)
       if (!mixtral && option->was_given()) refuse(*option, "is for mixtral only; this model is ", arch);
     if (neox && o_.num_kv_heads != 0 && o_.num_kv_heads != o_.num_heads)

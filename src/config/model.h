@@ -50,6 +50,7 @@ struct ModelConfig {
   int64_t experts_per_token = 0;    // mixtral: K
   double router_aux_loss_coef = 0;
   bool router_aux_loss_per_layer = false;
+  bool router_aux_loss_per_rank = false;
   double router_z_loss_coef = 0;
   double router_jitter = 0;
   int64_t sliding_window = 0;        // keys a query sees; 0: all before it

@@ -77,6 +77,10 @@ struct ModelOptions : Section {
   Option<bool> router_aux_loss_per_layer{
       this, "router_aux_loss_per_layer", false,
       "mixtral: balance each layer by itself; the loss is the mean over layers (false: all layers together)"};
+  Option<bool> router_aux_loss_per_rank{
+      this, "router_aux_loss_per_rank", false,
+      "mixtral: balance each rank's tokens by themselves, as transformers does on several GPUs; the loss is the mean "
+      "over ranks (false: the tokens of all ranks together)"};
   Option<double> router_z_loss_coef{this, "router_z_loss_coef", 0,
                                     "mixtral: weight of each layer's mean squared logsumexp of router logits",
                                     at_least(0)};

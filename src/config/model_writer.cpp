@@ -111,8 +111,9 @@ json write_model_section(const ModelConfig& m) {
                         : m.attention == AttentionKind::native ? "native"
                                                                : "auto";
   fields["scaled_init"] = m.scaled_init;
-  if (m.num_experts) {  // transformers knows neither
+  if (m.num_experts) {  // transformers knows none of these
     fields["router_aux_loss_per_layer"] = m.router_aux_loss_per_layer;
+    fields["router_aux_loss_per_rank"] = m.router_aux_loss_per_rank;
     fields["router_z_loss_coef"] = m.router_z_loss_coef;
   }
   return fields;

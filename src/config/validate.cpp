@@ -150,6 +150,11 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
          ", and precision.param_dtype ", c.precision.param_dtype);
   unused(c.parallel.shard_degree > 0 && c.parallel.zero_stage == 0, "parallel.", c.parallel.shard_degree,
          "parallel.zero_stage is 0");
+  const ModelConfig& m = c.model;
+  for (const auto& [given, name] : {std::pair{m.router_aux_loss_per_layer, "router_aux_loss_per_layer"},
+                                    {m.router_aux_loss_per_rank, "router_aux_loss_per_rank"}})
+    if (given && m.router_aux_loss_coef == 0)
+      lines.push_back(concat("model.", name, " (true) is not used: model.router_aux_loss_coef is 0"));
   const Fp8Config& f = c.fp8;
   Fp8Config usual;
   const bool no_history = f.enabled && f.recipe == Fp8Recipe::current && f.weight_scaling == WeightScaling::current;

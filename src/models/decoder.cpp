@@ -96,15 +96,17 @@ void Decoder::train(Context& c, const DeviceBatch& batch, Tensor loss, LossFacto
   c.params.reduce(c.stream, kEmbedding, c.batch);
 }
 
-// Auxiliary losses of the micro-batch, over all layers and ranks together, so that the number of ranks does not change
-// them. The balancing loss is that of transformers, or the mean of each layer's own. The gradient of the z-loss is that
-// of the layers' sum; reported is their mean.
+// Auxiliary losses of the micro-batch. The balancing loss is over all layers and ranks together, so that the number of
+// ranks does not change it, or the mean of each layer's own, or of each rank's own: that of transformers on several
+// GPUs. Per rank there is nothing to wait for: losses and load stay this rank's part of the sums over ranks. The
+// gradient of the z-loss is that of the layers' sum; reported is their mean.
 void Decoder::router_losses(Context& c, int64_t rows) {
   Routers& r = c.routers;
-  c.params.sum_over_ranks(c.stream, sums_);
-  const double N = double(rows * c.params.ranks()), LN = double(config_.num_layers) * N;
-  const bool by_layer = config_.router_aux_loss_per_layer;
-  const double balance = r.share * double(config_.num_experts) / (by_layer ? LN * N : LN * LN);
+  const bool by_layer = config_.router_aux_loss_per_layer, by_rank = config_.router_aux_loss_per_rank;
+  if (!by_rank) c.params.sum_over_ranks(c.stream, sums_);
+  const double R = double(c.params.ranks()), L = double(config_.num_layers), N = double(rows) * R, LN = L * N;
+  const double means = (by_layer ? L : 1) * (by_rank ? R : 1);  // of so many losses, each of LN / means routed rows
+  const double balance = r.share * double(config_.num_experts) * means / (LN * LN);
   moe_losses(c.stream, {.losses = r.losses,
                         .total = total_,
                         .load = load_,

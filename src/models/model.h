@@ -47,8 +47,8 @@ class Decoder {
   void logits(Context&, const DeviceBatch&, const LossHead::Sink&);
   // Generation, with c.cache: -> logits (n,V) wide of the next token after each of `rows` (all, if none), in c.saved.
   Tensor next(Context&, Tensor tokens /*(N) i32*/, Tensor rows /*(n) i32, or none*/);
-  // (L,E) f64: tokens routed to each expert, over all ranks, accumulated until the caller zeroes
-  // it; none without experts.
+  // (L,E) f64: tokens routed to each expert, over all ranks (with router_aux_loss_per_rank of this one), accumulated
+  // until the caller zeroes it; none without experts.
   Tensor expert_load() const { return load_; }
 
  private:

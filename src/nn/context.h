@@ -28,12 +28,14 @@ enum class Pass : uint8_t { train, recompute, evaluate };
 
 // State of all routers of a model with experts, whose auxiliary losses are over all layers (ops/moe.h).
 struct Routers {
-  Tensor sums{};                      // (L,3,E) f64: statistics of this micro-batch; none: no auxiliary losses
-  Tensor total{};                     // (3,E) f64: their sums over all layers and ranks, from forward to backward
+  // (L,3,E) f64: statistics of this micro-batch, after the forward pass those of all ranks, unless each is balanced by
+  // itself; none: no auxiliary losses
+  Tensor sums{};
+  Tensor total{};                     // (3,E) f64: their sums over all layers, from forward to backward
   bool by_layer = false;              // each layer is balanced by its own statistics
   double balance = 0, z = 0;          // factors of the gradients of the two losses
   const float* loss_scale = nullptr;  // multiplies both, unless null
-  Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss, to be reported
+  Tensor losses{};                    // (2) f64 +=: balancing loss and z-loss of `sums`, to be reported
   double share = 1;                   // this micro-batch's share of the step
   uint64_t seed = 0;                  // of the jitter: different for each micro-batch and rank
   // For comparisons with another program: is given each layer's logits (N,E); and (L,N,E) logits that replace them in

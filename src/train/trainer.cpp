@@ -76,6 +76,9 @@ void Trainer::step(const Samples& samples) {
 
   s.params.sum_squares(s.stream, squares, partial_);
   s.world->all_reduce(s.stream, loss, Reduce::sum);
+  if (config.model.router_aux_loss_per_rank)  // else these are of all ranks already
+    for (const Tensor& part : {field(offsetof(StepState, aux), DType::f64, 2), load})
+      s.world->all_reduce(s.stream, part, Reduce::sum);
   if (config.fp8.enabled && s.amax_group() != s.world.get())  // ranks that do not share maxima must still skip together
     s.world->all_reduce(s.stream, field(offsetof(StepState, nonfinite_casts), DType::u32, 1), Reduce::max);
   finish_gradients(s.stream, state_, config.optimizer.clip,

@@ -260,6 +260,11 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect({"precision.loss_scale=8", "precision.loss_scaling=static"}, "");
   expect({"parallel.shard_degree=2", "parallel.zero_stage=0"},
          "parallel.shard_degree (2) is not used: parallel.zero_stage is 0");
+  for (const std::string name : {"model.router_aux_loss_per_layer", "model.router_aux_loss_per_rank"}) {
+    expect({name + "=true", "model.preset=mixtral-8x7b", "model.router_aux_loss_coef=0"},
+           name + " (true) is not used: model.router_aux_loss_coef is 0");
+    expect({name + "=true", "model.preset=mixtral-8x7b"}, "");
+  }
   expect({"fp8.fallback=true"}, "fp8.fallback (true) is not used: fp8.enabled is false");
   expect({"log.fp8_every=5"}, "log.fp8_every (5) is not used: fp8.enabled is false");
   expect({"log.fp8_every=5", "fp8.enabled=true", "fp8.alarm_flushed=0.2"}, "");

@@ -118,6 +118,9 @@ TEST(Model, LaterSourcesWin) {
   EXPECT_EQ(section(json(golden("llama-tied"))), load_model_config(golden("llama-tied")));  // a string is a path
   EXPECT_EQ(section(R"({"preset": "llama2-7b"})"_json, {{"preset", "llama2-13b"}}).hidden_size, 5120);
   EXPECT_EQ(section(write_model_section(m)), m);
+  const ModelConfig balanced = section(R"({"preset": "mixtral-8x7b", "router_aux_loss_per_rank": true})"_json);
+  EXPECT_TRUE(balanced.router_aux_loss_per_rank && !balanced.router_aux_loss_per_layer);
+  EXPECT_EQ(section(write_model_section(balanced)), balanced);
 }
 
 TEST(Model, FieldsWithoutMeaningForTrainingAreIgnoredInAConfigJson) {
@@ -205,6 +208,7 @@ TEST(Model, WhatCannotBeTrainedIsRefusedWithTheReason) {
   expect(R"({"partial_rotary_factor": 0.5})", "rotary_pct: 0.5 is for gpt_neox only");
   expect(R"({"num_local_experts": 4})", "num_local_experts: 4 is for mixtral only; this model is llama");
   expect(R"({"router_aux_loss_per_layer": true})", "router_aux_loss_per_layer: true is for mixtral only");
+  expect(R"({"router_aux_loss_per_rank": true})", "router_aux_loss_per_rank: true is for mixtral only");
   expect(R"({"num_key_value_heads": 3})", "num_key_value_heads: 3 does not divide num_attention_heads (2)");
   expect(R"({"num_attention_heads": 3})",
          "hidden_size: 32 is not a multiple of num_attention_heads (3); give head_dim");
