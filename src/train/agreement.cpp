@@ -1,6 +1,7 @@
 #include "train/agreement.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 
@@ -10,12 +11,14 @@ namespace octet::BACKEND {
 namespace {
 constexpr size_t kChunk = size_t{1} << 26;  // bytes on the host at once
 
+uint64_t added_to(uint64_t h, uint64_t word) { return mix(h ^ word) + 0x9e3779b97f4a7c15; }
+
 uint64_t hash_bytes(uint64_t h, const std::vector<char>& bytes) {
   uint64_t word = 0;
   for (size_t i = 0; i < bytes.size(); i += sizeof word) {
     word = 0;
     std::memcpy(&word, bytes.data() + i, std::min(sizeof word, bytes.size() - i));
-    h = mix(h ^ word) + 0x9e3779b97f4a7c15;
+    h = added_to(h, word);
   }
   return h;
 }
@@ -30,6 +33,17 @@ uint64_t hash_of(Stream& s, Tensor t) {
     h = hash_bytes(h, bytes);
   }
   return h;
+}
+
+// Of each slot: its counts, scale and history.
+std::vector<uint64_t> hashes_of(const DelayedScaling::Snapshot& x) {
+  const size_t S = x.names.size();
+  std::vector<uint64_t> hashes;
+  for (size_t i = 0; i < S; ++i) hashes.push_back(added_to(uint64_t(x.cold[i]), x.nonfinite[i]));
+  for (const std::vector<float>* values : {&x.scale, &x.rows})  // (S), (history,S)
+    for (size_t i = 0; i < values->size(); ++i)
+      hashes[i % S] = added_to(hashes[i % S], std::bit_cast<uint32_t>((*values)[i]));
+  return hashes;
 }
 
 // "ranks 0 and 2 against rank 1", of each rank's hash
@@ -65,7 +79,12 @@ void check_agreement(Session& s) {
     ++s.pulse;
   };
   s.params.for_each_common(s.stream, add);
-  if (s.scaling.size() && s.amax_group() == s.world.get()) add("FP8 scales of activations", s.scaling.state().scale, 1);
+  if (const DelayedScaling& w = s.params.weight_scales(); w.size())
+    add("FP8 histories of weights", w.state().history, 1);
+  if (s.scaling.size() && s.amax_group() == s.world.get()) {
+    add("FP8 scales of activations", s.scaling.state().scale, 1);
+    add("FP8 histories of activations", s.scaling.state().history, 1);
+  }
 
   const size_t R = size_t(s.host.size());
   std::vector<uint64_t> all(R * mine.size());
@@ -78,6 +97,27 @@ void check_agreement(Session& s) {
       if (const std::string who = parties(hashes); !who.empty())
         throw SystemError(concat(things[i].name, " is not the same on all ranks: ", who, " (parallel.check_every)"));
     }
+  }
+}
+
+void check_scales(Host& host, const std::string& kind, const DelayedScaling::Snapshot& mine) {
+  const size_t R = size_t(host.size()), S = mine.names.size();
+  if (R == 1 || S == 0) return;
+  const std::vector<uint64_t> slots = hashes_of(mine);
+  uint64_t together = 0;
+  for (const uint64_t h : slots) together = added_to(together, h);
+  std::vector<uint64_t> all(R);
+  host.all_gather(all.data(), &together, sizeof together);
+  if (std::count(all.begin(), all.end(), all[0]) == host.size()) return;
+  all.resize(R * S);  // those of each slot, now that they are asked for
+  host.all_gather(all.data(), slots.data(), S * sizeof(uint64_t));
+  for (size_t i = 0; i < S; ++i) {
+    std::map<int, uint64_t> hashes;
+    for (size_t r = 0; r < R; ++r) hashes[int(r)] = all[r * S + i];
+    if (const std::string who = parties(hashes); !who.empty())
+      throw SystemError(
+          concat("FP8 scales of ", kind, ": that of ", mine.names[i], " is not the same on all ranks: ", who,
+                 ": a checkpoint holds one for all, so none is written; start the run again from the one before"));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "data/run_folder.h"
 #include "data/tokenizer.h"
 #include "ops/tune.h"
+#include "train/agreement.h"
 #include "train/checkpoint_files.h"
 
 namespace octet::BACKEND {
@@ -22,11 +23,18 @@ namespace fs = std::filesystem;
 // A small file of a checkpoint that is still to be written: what it needs of the device and the run is taken before.
 using Deferred = std::function<void()>;
 
-Deferred scales_to_write(Session& s, const fs::path& path) {
-  if (s.scaling.size() == 0) return [] {};  // weights may have none where activations do: wgrad alone in FP8
-  std::vector<std::pair<std::string, DelayedScaling::Snapshot>> all;
-  all.emplace_back("activations", s.scaling.save(s.stream));
-  all.emplace_back("weights", s.params.weight_scales().save(s.stream));
+using Scales = std::vector<std::pair<std::string, DelayedScaling::Snapshot>>;  // by what they are of
+// Of this rank; where ranks share them, the same on all.
+Scales scales_of(Session& s) {
+  if (s.scaling.size() == 0) return {};  // weights may have none where activations do: wgrad alone in FP8
+  const Scales all{{"activations", s.scaling.save(s.stream)}, {"weights", s.params.weight_scales().save(s.stream)}};
+  if (s.amax_group() == s.world.get())
+    for (const auto& [kind, snapshot] : all) check_scales(s.host, kind, snapshot);
+  return all;
+}
+
+Deferred scales_to_write(const Scales& all, const fs::path& path) {
+  if (all.empty()) return [] {};
   return [all, path] {
     std::vector<StoredTensor> tensors;
     std::map<std::string, std::string> metadata;
@@ -140,6 +148,7 @@ void CheckpointWriter::or_drop(Session& s, F&& f) {
 void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
   CHECK(!under_way() && rests(), "two saves at once");
   Session& s = trainer.session;
+  const Scales scales = scales_of(s);
   const bool first = s.host.rank() == 0;
   const fs::path dir = *s.config.checkpoint.dir;
   std::string digits = std::to_string(state.done.step);
@@ -161,7 +170,7 @@ void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
     files.agree();
   });
   std::vector<Deferred> small;
-  if (first || has_own_scales(s)) small.push_back(scales_to_write(s, save_->staged / scales_file(s)));
+  if (first || has_own_scales(s)) small.push_back(scales_to_write(scales, save_->staged / scales_file(s)));
   if (first) small.push_back(state_to_write(s, save_->staged, state));
   snapshot(s, save_->files[0], masters);
   snapshot(s, save_->files[1], moments);

@@ -38,7 +38,8 @@ struct RunState {
 // checkpoint.keep no longer wants: small files that are made durable one after the other, and large ones that are
 // freed, take seconds. All ranks call begin(), advance() and finish() together, between steps. AttemptFailed
 // (host/attempts.h), on all ranks: a file could not be written on one of them. Then nothing of this step is left there,
-// and what was saved before stands as it was.
+// and what was saved before stands as it was. begin() throws a SystemError on all ranks, and writes nothing, if FP8
+// scales that they share differ (train/agreement.h).
 class CheckpointWriter {
  public:
   explicit CheckpointWriter(int64_t room) : background_(room) {}
