@@ -151,7 +151,10 @@ void read_scales(Session& s, const fs::path& folder, const Integrity& integrity)
 void warn_of_another_model(const Session& s, const fs::path& folder) try {
   if (s.host.rank() != 0 || !fs::exists(folder / "config.json")) return;
   const auto fields = [](const ModelConfig& m) { return write_config_file(m, ""); };
-  const json saved = fields(load_model_config(folder)), ours = fields(s.config.model);
+  const json saved = fields(load_model_config(folder));
+  json ours = fields(s.config.model);
+  for (const auto& [key, value] : saved.items())
+    if (!ours.contains(key)) ours[key] = nullptr;  // such as rope_scaling, which a model without has not
   constexpr std::array kOthers{"max_position_embeddings",
                                "initializer_range",
                                "router_aux_loss_coef",

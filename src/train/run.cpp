@@ -89,7 +89,7 @@ class Run {
       if (step == last || ends || stops || evaluates || saves) log_through(step);
       if (evaluates || step == last) evaluate();
       if (ends || stops || step == last) save(Saves::Kind::last);
-      else if (saves) save(Saves::Kind::periodic);
+      else if (asked || (saves && !saves_.repeats(step, skipped_in_a_row_))) save(Saves::Kind::periodic);
       if (ends || stops) {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
@@ -164,6 +164,7 @@ class Run {
     if (!from_) return;
     const std::string from = from_->string();
     const RunState r = load_checkpoint(*trainer_, from);
+    saves_.resumed(r.done.step);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from, " was trained on tokens of a different tokenizer than ", config_.data.train->front(),

@@ -21,7 +21,12 @@ class Saves {
   // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
   // again. Nothing is done where the step is saved already, or nothing is to be.
   void save(Trainer&, const RunState&, Kind);
-  void forget() { saved_ = -1; }                         // the step is to be saved again
+  void forget() { saved_ = -1; }                 // the step is to be saved again
+  void resumed(int64_t step) { saved_ = step; }  // what is at that step is saved
+  // Whether a save would hold the weights of one that there is: all steps since were skipped.
+  bool repeats(int64_t step, int64_t skipped_in_a_row) const {
+    return saved_ >= 0 && step - saved_ <= skipped_in_a_row;
+  }
   const std::string& newest() const { return newest_; }  // of this run; ""
 
  private:

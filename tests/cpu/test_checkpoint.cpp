@@ -77,6 +77,14 @@ TEST_F(Checkpoint, OnlyCompleteOnesCount) {
   EXPECT_TRUE(has(refused(config(), dir() / "step-00000007"), "step-00000007"));
 }
 
+TEST_F(Checkpoint, TheNewestIsOfTheLargestStepWhateverItsDigits) {
+  for (const char* name : {"step-99999999", "step-100000000", "step-00000007"}) {
+    fs::create_directories(dir() / name);
+    std::ofstream(dir() / name / "COMPLETE");
+  }
+  EXPECT_EQ(newest_checkpoint(dir()), dir() / "step-100000000");
+}
+
 TEST_F(Checkpoint, TheSameStepIsSavedAgain) {
   TinyTrainer t(config());
   t.run(1);

@@ -210,6 +210,7 @@ TEST(OpOptimizer, TheLossScaleIsTakenOffTheNormAndTheGradients) {
   EXPECT_EQ(finished(s, 0).norm, 4);
   EXPECT_EQ(finished(s, 0).clip, 1. / 8);
   EXPECT_EQ(finished(s, 1).clip, 0.25 / 8);
+  EXPECT_EQ(finished(s, 5).clip, 1. / 8);   // the norm without the scale is below 5
   EXPECT_EQ(finished(s, 1).loss_scale, 8);  // it is fixed
   EXPECT_EQ(finished(s, 1).good_steps, 0u);
 }

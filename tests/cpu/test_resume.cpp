@@ -131,6 +131,22 @@ TEST_F(Resume, AnotherModelOfTheSameShapesIsToldOf) {
   const std::string base = said(config({"model.rope_theta=500000"}), at);
   EXPECT_TRUE(has(base, "rope_theta was 10000") && has(base, "is 500000")) << base;
   EXPECT_TRUE(has(said(config({"model.rms_norm_eps=0.001"}), at), "model.rms_norm_eps was ")) << base;
+  const std::string heads = said(config({"model.num_attention_heads=2", "model.num_key_value_heads=1"}), at);
+  EXPECT_TRUE(has(heads, "model.num_attention_heads was 4 and is 2")) << heads;
+
+  const RunConfig longer = config({"model.rope_type=linear", "model.rope_factor=4"});
+  const std::string added = said(longer, at);
+  EXPECT_TRUE(has(added, "model.rope_scaling was null and is {")) << added;
+  TinyTrainer scaled(longer);
+  scaled.run(2);
+  const std::string dropped = said(config(), scaled.save());
+  EXPECT_TRUE(has(dropped, "model.rope_scaling was {") && has(dropped, "and is null")) << dropped;
+
+  const Changes experts{"model.model_type=mixtral", "model.num_local_experts=3"};
+  TinyTrainer mixtral(config(experts));
+  mixtral.run(3);
+  const std::string chosen = said(config(with(experts, {"model.num_experts_per_tok=1"})), mixtral.save());
+  EXPECT_TRUE(has(chosen, "model.num_experts_per_tok was 2 and is 1")) << chosen;
 }
 
 // A slot that the checkpoint did not have begins cold, at whatever point of fp8.interval the others are.

@@ -1,9 +1,11 @@
 // What must not change a bit of a training run: a checkpoint, recomputation, threads, an evaluation; and what a step
 // means: its loss, its accumulation, a step that is skipped. Sharded training is test_model_sharding.cpp.
 #include <limits>
+#include <set>
 
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"
+#include "ranks.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -133,15 +135,18 @@ TEST_F(Training, TheLossIsTheMeanOverTheValidTargetsOfTheGlobalBatch) {
   const RunConfig c = tiny_config({"training.micro_batch_size=1", "training.global_batch_size=8"});
   const Samples samples = tiny_samples(c);
   TinyTrainer t(c);
-  double sum = 0, valid = 0;
-  for (int64_t g = 0; g < 8; ++g) {
-    const double n = double(samples.valid_targets(g, 1));
-    sum += t.session.loss(samples, g, 1) * n;
-    valid += n;
+  std::set<double> numbers;
+  for (const int64_t first : {0, 8, 16}) {  // of each step its own
+    double sum = 0, valid = 0;
+    for (int64_t g = first; g < first + 8; ++g) {
+      const double n = double(samples.valid_targets(g, 1));
+      sum += t.session.loss(samples, g, 1) * n;
+      valid += n;
+    }
+    EXPECT_TRUE(valid < 8 * 16 - 8 && numbers.insert(valid).second) << valid;
+    EXPECT_NEAR(t.session.loss(samples, first, 8), sum / valid, 1e-6 * sum / valid);
+    EXPECT_NEAR(t.run(1)[0], sum / valid, 1e-6 * sum / valid);
   }
-  EXPECT_LT(valid, 8 * 16 - 8);
-  EXPECT_NEAR(t.session.loss(samples, 0, 8), sum / valid, 1e-6 * sum / valid);
-  EXPECT_NEAR(t.run(1)[0], sum / valid, 1e-6 * sum / valid);
 }
 
 TEST_F(Training, TokensAtIgnoredTargetsDoNotMatter) {
@@ -259,6 +264,29 @@ TEST_F(Training, NoiseIsOfTheSeedAndTheStep) {
     EXPECT_TRUE(step(noise, 0, 1) == here) << noise[0];
     EXPECT_FALSE(step(noise, 4, 1) == here) << noise[0];
     EXPECT_FALSE(step(noise, 0, 2) == here) << noise[0];
+  }
+}
+
+// A sequence that is taken twice in a step is jittered in two ways, be it on one rank or on two.
+TEST_F(Training, MicroBatchesAreJitteredApart) {
+  const auto loss = [](double jitter, int ranks, int64_t sequences) {
+    const RunConfig c =
+        tiny_config({"model.model_type=mixtral", "model.num_local_experts=3", "training.micro_batch_size=1",
+                     concat("model.router_jitter_noise=", jitter), concat("training.global_batch_size=", sequences)});
+    const Samples all = tiny_samples(c);
+    const Samples first{[&](int64_t, int64_t) { return all.batch(0, 1); },
+                        [&](int64_t, int64_t count) { return count * all.valid_targets(0, 1); }};
+    double of_rank_0 = 0;
+    run_ranks(ranks, [&](Host& host) {
+      const Threads one{1};
+      const double mine = TinyTrainer(c, host).run(1, first)[0];
+      if (host.rank() == 0) of_rank_0 = mine;
+    });
+    return of_rank_0;
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_EQ(loss(0, ranks, 2), loss(0, 1, 1));
+    EXPECT_NE(loss(0.1, ranks, 2), loss(0.1, 1, 1)) << ranks;
   }
 }
 
