@@ -165,6 +165,26 @@ TEST(OpOptimizer, RandomBitsDifferBySeedStepParameterElementAndTensor) {
     }
 }
 
+// 0.1 and 0.05 both lie four fifths of the way between their neighbours in bf16.
+TEST(OpOptimizer, TheMomentsOfAnElementAreRoundedIndependently) {
+  const int64_t n = 20000;
+  Lab lab;
+  const Model p(lab, DType::f32, DType::bf16, DType::f32, n);
+  std::fill_n(p.grad.ptr<float>(), n, 1.f);
+  StepState state;
+  state.updates = 1;
+  adamw(lab.stream(), std::vector{p.piece()}, {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95}, record(state));
+  const std::vector<double> m = values(p.m), v = values(p.v);
+  double up_m = 0, up_v = 0, both = 0;
+  for (size_t i = 0; i < m.size(); ++i) {
+    up_m += (m[i] > 0.1) / double(n), up_v += (v[i] > 0.05) / double(n);
+    both += (m[i] > 0.1 && v[i] > 0.05) / double(n);
+  }
+  EXPECT_NEAR(up_m, 0.8, 0.02);
+  EXPECT_NEAR(up_v, 0.8, 0.02);
+  EXPECT_NEAR(both, 0.64, 0.02);
+}
+
 TEST(OpOptimizer, AnyNumberOfThreadsGivesTheSameBits) {
   StepState state;
   state.updates = 1;

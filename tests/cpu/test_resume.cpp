@@ -55,6 +55,24 @@ TEST_F(Resume, TokensAreThoseOfAllRanks) {
   });
 }
 
+// Nothing of it is a sum over the steps of a process.
+TEST_F(Resume, AStepIsReportedAsItIsWithoutTheStepsBefore) {
+  const RunConfig c = config({"model.model_type=mixtral", "model.num_local_experts=3"});
+  TinyTrainer whole(c), resumed(c);
+  whole.run(3);
+  load_checkpoint(resumed, whole.save());
+  whole.run(1), resumed.run(1);
+  const StepReport a = whole.report(4), b = resumed.report(4);
+  EXPECT_EQ(a.loss, b.loss);
+  EXPECT_EQ(a.tokens, b.tokens);
+  EXPECT_EQ(a.lr, b.lr);
+  EXPECT_EQ(a.state.aux, b.state.aux);
+  EXPECT_EQ(a.state.z, b.state.z);
+  EXPECT_EQ(a.state.norm, b.state.norm);
+  EXPECT_EQ(a.expert_load, b.expert_load);
+  EXPECT_GT(a.state.aux, 1);
+}
+
 // Also where only wgrad is in FP8, and weights have no scale.
 TEST_F(Resume, WhicheverProductsAreInFp8) {
   for (const char* kept : {"[true,true,false]", "[true,false,false]", "[false,true,false]", "[false,false,true]"}) {

@@ -61,6 +61,16 @@ TEST_F(Course, EndsAfterSoManySkippedStepsAndNotBefore) {
   EXPECT_EQ(ends(0), "none");  // 0: never
 }
 
+TEST_F(Course, EachSkippedStepIsSaidHoweverRarelyStepsAre) {
+  testing::internal::CaptureStdout();
+  train(config(with(kBreaks, {"log.every=1000"})));
+  const std::string said = testing::internal::GetCapturedStdout();
+  for (const char* line : {"step 2/5", "step 3/5", "step 4/5"}) EXPECT_TRUE(has(said, line)) << said;
+  testing::internal::CaptureStdout();
+  train(config({"log.every=1000"}));
+  EXPECT_FALSE(has(testing::internal::GetCapturedStdout(), "step 3/5"));
+}
+
 // A dynamic scale that doubles after each good step soon overflows in every second one.
 TEST_F(Course, AGoodStepBetweenSkippedOnesBeginsTheCountAnew) {
   const Changes scale{"precision.param_dtype=fp16", "precision.loss_scale=65536", "precision.loss_scale_growth_every=1",

@@ -3,6 +3,7 @@
 #include "data/scratch.h"
 #include "data/token_file.h"
 #include "host/engine.h"
+#include "host_wrapper.h"
 #include "ranks.h"
 #include "train/same_run.h"
 
@@ -72,6 +73,34 @@ TEST_F(SameRun, OtherDataUnderTheSameNameAreRefused) {
       EXPECT_EQ(text, "nothing");
     }
   }
+}
+
+// What rank 0 tells of itself at the start is what the others compare.
+TEST_F(SameRun, RanksCompareTheirValidationDataToo) {
+  struct Listening : HostWrapper {
+    using HostWrapper::HostWrapper;
+    void broadcast(void* data, size_t bytes, int root) override {
+      HostWrapper::broadcast(data, bytes, root);
+      said += std::string(static_cast<const char*>(data), bytes);
+    }
+    std::string said;
+  };
+  const std::string train = tokens(folder_, "a.tokens", 0), validation = tokens(folder_, "b.tokens", 5);
+  const RunConfig c =
+      tiny_config({"data.train=" + train, concat("data.validation=[\"", validation, "\"]"), "training.steps=1"});
+  std::string said;
+  run_ranks(2, [&](Host& host) {
+    const Threads one{1};
+    Listening listens(host);
+    BACKEND::engine().train(c, listens, [&](const RunConfig& own) { return plan_of(own, 2); });
+    if (host.rank() == 0) said = listens.said;
+  });
+  const Loader loader({.files = {validation}, .seq_len = 16, .vocab_size = 120, .seed = 3, .shuffle = false});
+  EXPECT_TRUE(has(said, concat("\"the fingerprint of the validation data\":", loader.fingerprint()))) << said;
+  const auto differs = [&] {
+    run_ranks(2, [](Host& host) { require_same_run(host, tiny_config(), {.validation = uint64_t(host.rank())}); });
+  };
+  EXPECT_TRUE(has(error_of<InputError>(differs), "the fingerprint of the validation data is 1 here and 0 on rank 0"));
 }
 
 }  // namespace
