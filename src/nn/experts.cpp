@@ -80,13 +80,9 @@ void ExpertLinear::forward(Context& c, Tensor y, const Operand& x, const ExpertB
 void ExpertLinear::backward(Context& c, Tensor dx, const Operand& dy, const ExpertBuffer& rows) {
   std::vector<Factor> w;
   std::vector<Tensor> dw;
-  bool first_term = !per_expert_;  // the cast of an expert without rows writes no scale
+  bool first_term = false;
   for (const Param& e : w_) {
     w.push_back(c.params.value(e).by_rows(recipe_.dgrad));
-    if (per_expert_) {
-      dw.push_back(c.params.grad(c.stream, e));
-      continue;
-    }
     const ParameterStore::Sum sum = c.params.sum(e);
     dw.push_back(sum.d);
     first_term = sum.first_term;  // the same for all

@@ -29,8 +29,8 @@ void grouped_gemm(Stream&, const GroupedGemm&);
 
 // The weight gradient dW_e += dy_e^T x_e:
 //   d_e[m,n] += sum_r a[m,r] b[n,r] * a.scale_inv_e * b.scale_inv_e over the rows r of expert e.
-// The d_e of an expert without rows stays as it is. first_term: the d_e hold nothing yet and are overwritten, where an
-// expert has no rows by zeros, times its scales: these must be numbers too.
+// The d_e of an expert without rows stays as it is, and its scales are not read. first_term: the d_e hold nothing yet
+// and are overwritten, where an expert has no rows by zeros.
 struct GroupedGradient {
   std::span<const Tensor> d /*E of (M,N) +=*/;
   Factor a /*(M,R)*/, b /*(N,R)*/;  // FP8 is stored so, contiguous along R; bf16 is stored as (R,M) and (R,N)

@@ -195,19 +195,21 @@ TEST_F(GroupedGemm, EachExpertHasItsScales) {
   Case c(*machine, {{5, 0, 40, 17}, 64, 48}, 8);
   Values apart(size_t(4 * c.E));
   for (size_t e = 0; e < size_t(c.E); ++e) apart[4 * e] = std::ldexp(1., -int(e) - 1);
+  apart[4] = std::nan("");  // expert 1 has no rows: nobody has written its scale
   const float* scales = machine->upload(DType::f32, {4 * c.E}, apart).ptr<float>();
   std::vector<Factor> w;
   std::vector<Tensor> d;
   for (int64_t e = 0; e < c.E; ++e) {
     w.push_back({machine->upload(DType::e4m3, {c.O, c.I}, c.w[size_t(e)]), false, scales + 4 * e});
-    d.push_back(machine->upload(DType::f32, {c.O, c.I}, Values(size_t(c.O * c.I))));
+    d.push_back(machine->upload(DType::f32, {c.O, c.I}, Values(size_t(c.O * c.I), std::nan(""))));
   }
   Factor x = c.by_cols(c.x, c.I, DType::e4m3), x_t = c.by_rows(c.x, c.I, DType::e4m3),
          dy_t = c.by_rows(c.dy, c.O, DType::e5m2);
   x.scale_inv = x_t.scale_inv = dy_t.scale_inv = scales;
   const Guarded y = guarded(DType::f32, c.R, c.O);
   grouped_gemm(machine->stream, {.d = y.d, .a = x, .b = w, .rows = c.rows(), .scale_step = 4});
-  grouped_gradient(machine->stream, {.d = d, .a = dy_t, .b = x_t, .rows = c.rows(), .scale_step = 4});
+  grouped_gradient(machine->stream,
+                   {.d = d, .a = dy_t, .b = x_t, .rows = c.rows(), .scale_step = 4, .first_term = true});
   Values want = rows_product(c.offset, c.x, c.w, c.O, c.I);
   for (int64_t r = 0; r < c.offset.back(); ++r)
     for (int64_t o = 0; o < c.O; ++o)
@@ -215,7 +217,8 @@ TEST_F(GroupedGemm, EachExpertHasItsScales) {
   expect(y, want, "scaled");
   for (int64_t e = 0; e < c.E; ++e) {
     Values sum = sums_product(c.offset, e, c.dy, c.x, c.O, c.I);
-    for (double& v : sum) v *= std::pow(apart[size_t(4 * e)], 2);
+    if (c.offset[size_t(e)] < c.offset[size_t(e) + 1])
+      for (double& v : sum) v *= std::pow(apart[size_t(4 * e)], 2);
     EXPECT_EQ(machine->download(d[size_t(e)]), sum) << e;
   }
 }

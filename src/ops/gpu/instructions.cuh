@@ -21,6 +21,11 @@ __device__ inline float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ inline float max_nan(float a, float b) {  // NaN (0x7fffffff) if one of them is
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
 
 __device__ inline uint32_t pack_bf16(float low, float high) {  // two bf16, rounded to nearest even
   uint32_t r;

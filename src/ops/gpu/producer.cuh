@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
   uint32_t amax = 0;
   typename CarryOf<F>::Type carry;
   if constexpr (Carries<F>) f.begin(carry, min(row0 + ty * 8, out.rows - 1), place);
-  constexpr bool kAhead = K == 1 && !Carries<F> && sizeof(typename F::Raw) <= 16;  // rows of both halves in flight
+  constexpr bool kAhead = Carries<F> || (K == 1 && sizeof(typename F::Raw) <= 16);  // rows of both halves in flight
+  constexpr int kNext = Carries<F> ? 4 : 64;  // from a thread's rows of the first half to those of the second
   typename F::Raw ahead[kAhead ? kBatch : 1];
   const uint32_t seen = kAhead ? out.read_amax() : 0;  // else read at the end, as there is no register left for it
 #pragma unroll(kAhead ? 2 : 1)
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
       if constexpr (kAhead)
 #pragma unroll
         for (int r = 0; r < kBatch; ++r)
-          if (!half && n0 + 64 + r < out.rows) f.template load<true>(ahead[r], n0 + 64 + r, place);
+          if (const int64_t n = n0 + kNext + r; !half && n < out.rows) f.template load<true>(ahead[r], n, place);
 #pragma unroll
       for (int r = 0; r < kBatch; ++r) {
         const int64_t n = n0 + r0 + r, row = at0 + (r0 + r) * int(out.cols);

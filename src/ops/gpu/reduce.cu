@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(1024) sum_kernel(double* total, const T* x, in
 
 // A warp sums every (8 gridDim.y)-th row of 256 columns; the sums of the block's warps are added in order.
 template <class T, bool kFast>
-__global__ void __launch_bounds__(256) column_sum_kernel(float* partial, const T* x, int64_t N, int64_t C) {
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 4 : 2)
+    column_sum_kernel(float* partial, const T* x, int64_t N, int64_t C) {
   __shared__ float room[8][256];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t c = blockIdx.x * int64_t(256) + lane * 8, step = gridDim.y * int64_t(8);
@@ -25,12 +26,17 @@ __global__ void __launch_bounds__(256) column_sum_kernel(float* partial, const T
   in_order();
   float sum[8] = {};
 #pragma unroll 1
-  for (int64_t n0 = blockIdx.y * int64_t(8) + warp; n0 < N; n0 += 4 * step) {
-    Pack<T> rows[4];
+  for (int64_t n0 = blockIdx.y * int64_t(8) + warp; n0 < N; n0 += 8 * step) {
+    Pack<T> rows[8];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) rows[k] = load<kFast>(x + (n0 + k * step) * C + c, n0 + k * step < N ? count : 0);
+    for (int k = 0; k < 8; ++k) {
+      const int64_t n = n0 + k * step;
+      const T* from = x + n * C + c;
+      if constexpr (kFast) rows[k] = n < N && count ? load_once(from) : Pack<T>{};
+      else rows[k] = load<false>(from, n < N ? count : 0);
+    }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    for (int k = 0; k < 8; ++k) {
       float v[8];
       unpack(v, rows[k]);
 #pragma unroll
@@ -98,17 +104,15 @@ void column_sum(Stream& s, Tensor total, Tensor x, Tensor partial) {
   CHECK(total.numel() == C && partial.numel() >= P * C, total.shape, " += columns of ", x.shape);
   if (N == 0) return;
   const unsigned columns = blocks_for(C, 256);
-  // Four loads of a warp are in flight at once. At most four blocks an SM, as each leaves a row of partial
-  // sums. They are a single wave, which would spread unevenly unless it finds all SMs free: hence no
-  // programmatic dependent launch.
-  const int64_t rows = std::min({P, ceil_div(N, 32), ceil_div(2 * P, columns)});
+  // Eight loads of a warp are in flight at once. At most eight blocks an SM, as each leaves a row of partial sums. They
+  // are about two waves: a single one would spread unevenly where it begins before the kernel ahead of it has ended.
+  const int64_t rows = std::min({P, ceil_div(N, 64), ceil_div(4 * P, columns)});
   const dim3 grid(columns, unsigned(rows));
   visit<float, bf16>(x.dtype, [&]<class T>() {
     with_bool(C % 8 == 0 && aligned({x.data}), [&]<bool kFast>() {
-      column_sum_kernel<T, kFast><<<grid, 256, 0, raw(s)>>>(partial.ptr<float>(), x.ptr<T>(), N, C);
+      launch_pdl(s, column_sum_kernel<T, kFast>, {grid, 256}, partial.ptr<float>(), x.ptr<T>(), N, C);
     });
   });
-  CUDA_CHECK(cudaGetLastError());
   add_partial(s, {{total, partial.ptr<float>()}}, rows);
 }
 

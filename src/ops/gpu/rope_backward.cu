@@ -17,6 +17,7 @@ struct RopeBackward {
   Layout l;
   Angles angles;
   int per_head, units;  // units of a head, and of a row
+  bool in_place;        // columns that are not rotated need not be written
   __device__ Place place(int unit) const {
     const int s = unit / per_head, j = unit % per_head, col = s * l.D, pairs = (l.half + 7) / 8;
     const bool value = l.is_value(s);
@@ -28,7 +29,9 @@ struct RopeBackward {
     const int first = value ? 0 : 2 * l.half, at = 8 * (value ? j : j - pairs), width = l.D - first,
               half = (width + 15) / 16 * 8;
     if (at >= half) return {};
-    return {{col + first + at, col + first + half + at}, {min(8, width - at), max(0, min(8, width - half - at))}};
+    return {.col = {col + first + at, col + first + half + at},
+            .count = {min(8, width - at), max(0, min(8, width - half - at))},
+            .kept = in_place};
   }
   bool adjacent() const { return l.half % 16 == 0 && (l.D - 2 * l.half) % 32 == 0; }
   template <bool kFast>
@@ -50,18 +53,14 @@ struct RopeBackward {
 };
 
 // The same, for 8 rows of a thread that are consecutive positions of a sequence (T % 8 == 0) and a table in fp32: the
-// angles of the first row are loaded, those of each next row follow by rotating them by the angles of position 1.
-// Loading them all limited the kernel, as they are twice the bytes of the gradients. After seven rotations (cos, sin)
-// is some 4e-7 off, far below the precision of bf16 gradients.
+// angles of the first row are loaded, those of each next row follow by rotating them by the angles of position 1, which
+// stay in L1. Loading them all limited the kernel, as they are twice the bytes of the gradients. After seven rotations
+// (cos, sin) is some 4e-7 off, far below the precision of bf16 gradients.
 struct RopeBackwardRecurrent : RopeBackward<bf16> {
   struct Carry {
-    float4 now[4], step[4];  // (cos, sin) of 8 angles
+    float4 now[4];  // (cos, sin) of 8 angles
   };
-  __device__ void begin(Carry& c, int64_t n, const Place& p) const {
-    angles.load<true>(c.now, n, max(p.i, 0), 8);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c.step[j] = __ldg(reinterpret_cast<const float4*>(angles.at(1, max(p.i, 0))) + j);
-  }
+  __device__ void begin(Carry& c, int64_t n, const Place& p) const { angles.load<true>(c.now, n, max(p.i, 0), 8); }
   __device__ void compute(float (&y)[2][8], const Raw& raw, int64_t, const Place& p, Carry& c) const {
     unpack(y[0], raw.a);
     unpack(y[1], raw.b);
@@ -71,7 +70,7 @@ struct RopeBackwardRecurrent : RopeBackward<bf16> {
     rotate<Rotation::inverse>(y[0], y[1], cos, sin);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float4 a = c.now[j], b = c.step[j];
+      const float4 a = c.now[j], b = __ldg(reinterpret_cast<const float4*>(angles.at(1, p.i)) + j);
       c.now[j] = {a.x * b.x - a.y * b.y, a.y * b.x + a.x * b.y, a.z * b.z - a.w * b.w, a.w * b.z + a.z * b.w};
     }
   }
@@ -89,7 +88,8 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
   const int per_head = int(std::max(ceil_div(l.half, 8) + ceil_div(l.D - 2 * l.half, 16), ceil_div(l.D, 16)));
   visit<float, bf16>(d_in.dtype, [&]<class T>() {
     const Angles angles = angles_of(rope);
-    const RopeBackward<T> f{d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads};
+    const RopeBackward<T> f{
+        d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads, d_out.plain.data == d_in.data};
     const Sink<T> out(d_out, d_in.rows(), d_in.cols());
     const bool fast = l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data});
     if constexpr (std::is_same_v<T, bf16>)

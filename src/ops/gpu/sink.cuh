@@ -7,6 +7,7 @@ namespace octet::BACKEND {
 struct Place {               // the columns of a unit
   int col[2]{}, count[2]{};  // of each of its vectors
   int i = -1;                // rope_backward: index of the first pair; -1: not rotated
+  bool kept = false;         // the plain form holds these values already
 };
 
 template <class T>
@@ -46,10 +47,10 @@ struct Sink {
 };
 
 __device__ inline uint32_t magnitude8(const float (&v)[8]) {
-  uint32_t m = 0;
+  float m = fabsf(v[0]);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) m = max(m, magnitude(v[j]));
-  return m;
+  for (int j = 1; j < 8; ++j) m = max_nan(m, fabsf(v[j]));
+  return __float_as_uint(m);
 }
 
 // Transposes four rows of 8 codes into eight words, one for each column, of four rows each.
@@ -102,7 +103,7 @@ __device__ inline void emit_pair(uint2 (&codes)[2], const Sink<T>& out, int64_t 
     const uint32_t m = magnitude8(y[k]);
     amax = max(amax, m);
     codes[k] = encode8<kFormat>(y[k], scale, m);
-    if (in && out.plain) store8(out.plain + row + p.col[k], pack<T>(y[k]));
+    if (in && out.plain && !p.kept) store8(out.plain + row + p.col[k], pack<T>(y[k]));
   }
   if (!out.q) return;
   const bool odd = threadIdx.x % 2;
