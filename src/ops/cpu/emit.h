@@ -9,6 +9,7 @@ namespace octet::BACKEND {
 inline uint32_t magnitude(float v) { return std::bit_cast<uint32_t>(v) & 0x7fffffffu; }  // orders NaN > inf > finite
 
 inline void raise_to(uint32_t* amax, uint32_t bits) {
+  if (bits > 0x7f800000u) bits = 0x7fffffffu;  // any NaN, whose payload does not matter
   std::atomic_ref<uint32_t> shared(*amax);
   for (uint32_t seen = shared.load(std::memory_order_relaxed);
        seen < bits && !shared.compare_exchange_weak(seen, bits);) {}

@@ -59,7 +59,7 @@ __device__ inline void write_row(const WarpRow<T, kVectors>& row, const NormForw
       if constexpr (kCentre) b = load8(f.b + c + 256);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = affine_form<kCentre>(row.v[k][j], mean, rstd, weight[j], bias[j]);
+    for (int j = 0; j < 8; ++j) v[j] = affine_form<kCentre, T>(row.v[k][j], mean, rstd, weight[j], bias[j]);
     emit<kFormat, false>(out, base + c, v, scale, amax);
   }
 }

@@ -50,6 +50,7 @@ __device__ inline void block_amax(uint32_t* amax, uint32_t m, uint32_t seen) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   m = __reduce_max_sync(~0u, threadIdx.x < (blockDim.x + 31) / 32 ? room[threadIdx.x] : 0u);
+  if (m > 0x7f800000u) m = 0x7fffffffu;  // any NaN, whose payload does not matter
   if (threadIdx.x == 0 && m > seen) atomicMax(amax, m);
 }
 
