@@ -20,15 +20,6 @@ __device__ inline float normal_form(float x, float mean, float rstd) {
   else return x * rstd;
 }
 
-// (x - mean) rstd w + b. Every forward kernel computes this very expression, as recomputed forms must be those of the
-// forward pass to the last bit. For bf16 in two instructions: beside its inputs' rounding, that of mean * rstd is
-// nothing.
-template <bool kCentre, class T>
-__device__ inline float affine_form(float x, float mean, float rstd, float w, float b) {
-  if constexpr (!kCentre) return x * rstd * w;
-  else return fmaf(sizeof(T) == 2 ? fmaf(x, rstd, -mean * rstd) : (x - mean) * rstd, w, b);
-}
-
 // kLate: weights are loaded after the statistics, from L1, as registers limit how many rows are in flight. That is a
 // gain except where the kernel only waits for memory (RMSNorm without FP8 codes).
 template <class T, DType kFormat, int kVectors, bool kCentre, bool kLate>
@@ -85,12 +76,15 @@ __global__ void __launch_bounds__(512, kLate && sizeof(T) == 2 ? 2 : 1)
   for (int k = 0; k < kVectors; ++k) {
     const int i = k * blockDim.x + threadIdx.x;
     if (i >= vectors) break;
-    float weight[8], bias[8]{};
+    float weight[8], bias[8];
     unpack(weight, kLate ? load8(f.w + i * 8) : w[kLate ? 0 : k]);
     if constexpr (kCentre) unpack(bias, kLate ? load8(f.b + i * 8) : b[kLate ? 0 : k]);
     unpack(v, x[k]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = affine_form<kCentre, T>(v[j], mean, rstd, weight[j], bias[j]);
+    for (int j = 0; j < 8; ++j) {
+      v[j] = normal_form<kCentre>(v[j], mean, rstd) * weight[j];
+      if constexpr (kCentre) v[j] += bias[j];
+    }
     emit<kFormat, false>(out, base + i * 8, v, scale, amax);
   }
   block_amax(out.amax, amax, seen);
@@ -121,8 +115,8 @@ __global__ void __launch_bounds__(256) norm_forward_any_kernel(const NormForward
   }
   uint32_t amax = 0;
   for (int c = threadIdx.x; c < f.C; c += 256) {
-    const float bias = kCentre ? float(f.b[c]) : 0.f;
-    const float v = affine_form<kCentre, T>(float(f.x[base + c]), mean, rstd, float(f.w[c]), bias);
+    float v = normal_form<kCentre>(float(f.x[base + c]), mean, rstd) * float(f.w[c]);
+    if constexpr (kCentre) v += float(f.b[c]);
     amax = max(amax, magnitude(v));
     if (out.plain) out.plain[base + c] = T(v);
     const float scaled = __fmul_rn(v, scale);

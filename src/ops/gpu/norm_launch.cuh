@@ -22,8 +22,8 @@ struct Normalised {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       if (j >= p.count[0]) continue;
-      const int c = p.col[0] + j;
-      y[0][j] = affine_form<kCentre, T>(y[0][j], mean, rstd, float(f.w[c]), kCentre ? float(f.b[c]) : 0.f);
+      y[0][j] = normal_form<kCentre>(y[0][j], mean, rstd) * float(f.w[p.col[0] + j]);
+      if constexpr (kCentre) y[0][j] += float(f.b[p.col[0] + j]);
     }
   }
 };

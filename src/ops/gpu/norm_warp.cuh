@@ -28,23 +28,25 @@ struct WarpRow {
       total += ((v[k][0] + v[k][1]) + (v[k][2] + v[k][3])) + ((v[k][4] + v[k][5]) + (v[k][6] + v[k][7]));
     return warp_sum(total);
   }
-  template <bool kCentre>
-  __device__ float squares(float mean) const {
+  __device__ void centre(float mean) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[k][j] = has(k) ? v[k][j] - mean : 0.f;
+  }
+  __device__ float squares() const {
     float total[2] = {};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float d = !kCentre ? v[k][j] : has(k) ? v[k][j] - mean : 0.f;
-        total[j % 2] = fmaf(d, d, total[j % 2]);
-      }
+      for (int j = 0; j < 8; ++j) total[j % 2] = fmaf(v[k][j], v[k][j], total[j % 2]);
     return warp_sum(total[0] + total[1]);
   }
 };
 
 template <class T, DType kFormat, int kVectors, bool kCentre>
 __device__ inline void write_row(const WarpRow<T, kVectors>& row, const NormForward<T>& f, const Sink<T>& out,
-                                 int64_t base, float mean, float rstd, float scale, uint32_t& amax) {
+                                 int64_t base, float rstd, float scale, uint32_t& amax) {
   Pack<T> w = load<true>(f.w + row.lane * 8, row.has(0)), b{};
   if constexpr (kCentre) b = load<true>(f.b + row.lane * 8, row.has(0));
 #pragma unroll
@@ -59,7 +61,10 @@ __device__ inline void write_row(const WarpRow<T, kVectors>& row, const NormForw
       if constexpr (kCentre) b = load8(f.b + c + 256);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = affine_form<kCentre, T>(row.v[k][j], mean, rstd, weight[j], bias[j]);
+    for (int j = 0; j < 8; ++j) {
+      v[j] = row.v[k][j] * rstd * weight[j];
+      if constexpr (kCentre) v[j] += bias[j];
+    }
     emit<kFormat, false>(out, base + c, v, scale, amax);
   }
 }
@@ -80,13 +85,16 @@ __global__ void __launch_bounds__(128, kBlocks) norm_forward_warp_kernel(const N
     row.arrive(x);
     if (kAhead && n + step < out.rows) row.request(x, f.x + (n + step) * f.C);
     float mean = 0;
-    if constexpr (kCentre) mean = row.sum() * share;
-    const float rstd = __frsqrt_rn(fmaf(row.template squares<kCentre>(mean), share, f.eps));
+    if constexpr (kCentre) {
+      mean = row.sum() * share;
+      row.centre(mean);
+    }
+    const float rstd = __frsqrt_rn(fmaf(row.squares(), share, f.eps));
     if (row.lane == 0) {
       f.rstd[n] = rstd;
       if constexpr (kCentre) f.mean[n] = mean;
     }
-    write_row<T, kFormat, kVectors, kCentre>(row, f, out, n * f.C, mean, rstd, scale, amax);
+    write_row<T, kFormat, kVectors, kCentre>(row, f, out, n * f.C, rstd, scale, amax);
   }
   block_amax(out.amax, amax, out.read_amax());
   out.write_scale_inv();
