@@ -87,6 +87,9 @@ void* pinned_alloc(size_t bytes) {
   return p;
 }
 void pinned_free(void* p) noexcept { std::free(p); }
+std::function<void()> device_of_this_thread() {
+  return [] {};
+}
 
 // Where a rank owns no part of a tensor, there are no bytes and perhaps a null address, which memcpy does not allow.
 void copy_to_device(Stream&, void* dst, const void* src, size_t bytes) {

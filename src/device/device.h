@@ -103,6 +103,8 @@ void* device_alloc(Device&, size_t bytes);  // SystemError with sizes if there i
 void device_free(Device&, void*) noexcept;
 void* pinned_alloc(size_t bytes);  // page-locked host memory, for asynchronous copies
 void pinned_free(void*) noexcept;
+// Another thread that calls pinned_alloc() first calls what this returns: then it uses the calling thread's device.
+std::function<void()> device_of_this_thread();
 struct PinnedDeleter {
   void operator()(void* p) const noexcept { pinned_free(p); }
 };

@@ -298,6 +298,11 @@ void* pinned_alloc(size_t bytes) {
                            "container or job limits it"));
 }
 void pinned_free(void* p) noexcept { cudaFreeHost(p); }
+std::function<void()> device_of_this_thread() {
+  int index = 0;
+  CUDA_CHECK(cudaGetDevice(&index));
+  return [index] { CUDA_CHECK(cudaSetDevice(index)); };
+}
 
 void copy_to_device(Stream& s, void* dst, const void* src, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, raw(s)));

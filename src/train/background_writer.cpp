@@ -59,6 +59,33 @@ BackgroundWriter::Buffer BackgroundWriter::take(std::atomic<int64_t>& pulse) {
   return take(pulse);
 }
 
+void BackgroundWriter::reserve(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  use_device_ = device_of_this_thread();
+  wanted_ = std::min(most_, bytes / buffer_bytes_ + 1);
+  changed_.notify_all();
+}
+int64_t BackgroundWriter::reserved() const {
+  const std::lock_guard lock(mutex_);
+  return (made_ - makes_) * buffer_bytes_;
+}
+
+// What fails here is met again, and told, where memory is needed.
+void BackgroundWriter::make_ahead(std::unique_lock<std::mutex>& lock) {
+  makes_ = true, ++made_;
+  const auto use_device = use_device_;
+  lock.unlock();
+  Buffer b;
+  try {
+    use_device();
+    b.memory = pinned_array<std::byte>(buffer_bytes_);
+  } catch (const std::exception&) {}
+  lock.lock();
+  makes_ = false;
+  if (b.memory) empty_.push_back(std::move(b));
+  else wanted_ = --made_;
+}
+
 void BackgroundWriter::add(Stream& s, Tensor t, Write write, std::atomic<int64_t>& pulse) {
   const size_t element = size_of(t.dtype), all = t.bytes();
   for (size_t from = 0; from < all;) {
@@ -115,9 +142,13 @@ void BackgroundWriter::attempt(const std::function<void()>& f) {
 void BackgroundWriter::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stops_ || !full_.empty() || (last_ && busy_ == 0); });
+    const auto ends = [&] { return last_ && busy_ == 0; };
+    const auto makes = [&] { return made_ < wanted_ && !makes_; };
+    changed_.wait(lock, [&] { return stops_ || !full_.empty() || ends() || makes(); });
     if (stops_) return;
-    if (full_.empty()) {
+    if (full_.empty() && !ends()) {
+      make_ahead(lock);
+    } else if (full_.empty()) {
       const std::function<void()> last = std::exchange(last_, nullptr);
       lock.unlock();
       attempt(last);

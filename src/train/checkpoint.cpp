@@ -145,6 +145,16 @@ void CheckpointWriter::or_drop(Session& s, F&& f) {
   }
 }
 
+void CheckpointWriter::reserve(const Session& s) {
+  int64_t bytes = 0;
+  const auto count = [&](const std::string&, const NamedShape&, Tensor t, int64_t, bool writes) {
+    if (writes) bytes += int64_t(t.bytes());
+  };
+  for_each_master(s.params, count);
+  for_each_moment(s.params, count);
+  background_.reserve(bytes);
+}
+
 void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
   CHECK(!under_way() && rests(), "two saves at once");
   Session& s = trainer.session;

@@ -43,6 +43,7 @@ struct RunState {
 class CheckpointWriter {
  public:
   explicit CheckpointWriter(int64_t room) : background_(room) {}
+  void reserve(const Session&);           // the host memory for one, in the background
   void begin(Trainer&, const RunState&);  // step `done.step`, below config.checkpoint.dir; none may be under way
   bool under_way() const { return save_.has_value(); }
   int64_t step() const { return save_->step; }       // that is under way

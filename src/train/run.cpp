@@ -73,6 +73,7 @@ class Run {
     const int64_t begin = trainer_->steps_done(), last = total_steps(config_, trainer_->done());
     metrics_->start(begin, last);
     logged_ = begin;
+    if (begin < last) saves_.prepare(trainer_->session);
     if (begin >= last && host_.rank() == 0)
       log_info("all ", last, " steps are done: raise training.steps or training.tokens to continue");
     while (trainer_->steps_done() < last) {

@@ -16,6 +16,11 @@ int64_t checkpoint_room(const RunConfig& c, const Host& host) {
 Saves::Saves(const RunConfig& config, Host& host, Watchdog& watchdog, std::string from)
     : config_(config), watchdog_(watchdog), from_(std::move(from)), writer_(checkpoint_room(config, host)) {}
 
+void Saves::prepare(const Session& s) {
+  const CheckpointConfig& c = config_.checkpoint;
+  if (!c.dir->empty() && c.every > 0 && c.buffer_gib != 0) writer_.reserve(s);
+}
+
 template <class F>
 auto Saves::timed(F&& f) {
   using Clock = std::chrono::steady_clock;

@@ -16,6 +16,7 @@ class Saves {
   // from: the checkpoint that the run continues, or "".
   Saves(const RunConfig&, Host&, Watchdog&, std::string from);
   void tell(Metrics& metrics) { metrics_ = &metrics; }
+  void prepare(const Session&);                  // before the first step
   bool rest() const { return writer_.rests(); }  // the threads of this rank have nothing to do
   void advance(Trainer&);                        // when all ranks' rest: waits for nothing
   // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries

@@ -1,6 +1,7 @@
 // Writing in the background: what arrives, with little host memory and much, and what becomes of failures.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <future>
 #include <numeric>
@@ -62,6 +63,25 @@ TEST_F(BackgroundWriterTest, WhatWasAddedMayChangeBeforeItIsWritten) {
   writer.wait(pulse_);
   EXPECT_EQ(to, original);
   EXPECT_GE(pulse_, 1);
+}
+
+TEST_F(BackgroundWriterTest, MemoryIsThereBeforeItIsNeededAndNeverMoreThanThereIsRoom) {
+  for (const auto& [room, bytes, expected] :
+       {std::array<int64_t, 3>{20 * kSmall, 9 * kSmall + 1, 10 * kSmall}, {4 * kSmall, 9 * kSmall, 4 * kSmall}}) {
+    BackgroundWriter writer(room, kSmall);
+    EXPECT_EQ(writer.reserved(), 0);
+    writer.reserve(bytes);
+    for (int i = 0; i < 2000 && writer.reserved() < expected; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_EQ(writer.reserved(), expected);
+    const std::vector<float> from = counted(size_t(bytes / 4), 1);
+    std::vector<float> source = from, to(from.size());
+    writer.add(stream_, tensor(source), into(to), pulse_);
+    writer.end(stream_, [] {});
+    writer.wait(pulse_);
+    EXPECT_EQ(to, from);
+    EXPECT_EQ(writer.reserved(), expected) << "no more was made";
+  }
 }
 
 TEST_F(BackgroundWriterTest, TheFirstFailureIsThrownAndNothingIsWrittenAfterIt) {
