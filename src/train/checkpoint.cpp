@@ -63,11 +63,17 @@ Deferred scales_to_write(const Scales& all, const fs::path& path) {
 }
 
 Deferred state_to_write(Session& s, const fs::path& folder, const RunState& r) {
-  json state{{"format", kCheckpointFormat},    {"step", r.done.step},
-             {"samples", r.done.samples},      {"tokens", r.done.tokens},
-             {"updates", r.counters.updates},  {"skipped", r.counters.skipped},
-             {"data", std::to_string(r.data)}, {"tokenizer", std::to_string(r.tokenizer)},
-             {"ranks", s.host.size()},         {"fallbacks", r.fallbacks},
+  json state{{"format", kCheckpointFormat},
+             {"step", r.done.step},
+             {"samples", r.done.samples},
+             {"tokens", r.done.tokens},
+             {"updates", r.counters.updates},
+             {"skipped", r.counters.skipped},
+             {"data", std::to_string(r.data)},
+             {"validation", std::to_string(r.validation)},
+             {"tokenizer", std::to_string(r.tokenizer)},
+             {"ranks", s.host.size()},
+             {"fallbacks", r.fallbacks},
              {"config", resolved(s.config)}};
   if (has_dynamic_loss_scale(s)) {
     state["loss_scale"] = r.counters.loss_scale;

@@ -28,9 +28,9 @@ namespace octet::BACKEND {
 struct RunState {
   Done done;
   StepState counters;
-  uint64_t data = 0, tokenizer = 0;      // fingerprints; 0: unknown
-  std::vector<std::string> fallbacks{};  // layers that fp8.fallback took out of FP8
-  int64_t tokens_per_step = 0;           // of the config that is saved; 0: unknown
+  uint64_t data = 0, validation = 0, tokenizer = 0;  // fingerprints; 0: unknown
+  std::vector<std::string> fallbacks{};              // layers that fp8.fallback took out of FP8
+  int64_t tokens_per_step = 0;                       // of the config that is saved; 0: unknown
 };
 
 // Saves checkpoints while training goes on: begin() copies what this rank writes to host memory, `room` bytes at most

@@ -236,6 +236,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
                         concat((folder / "state.json").string(), ": '", key, "'"));
   };
   r.data = fingerprint("data");
+  r.validation = fingerprint("validation");
   r.tokenizer = fingerprint("tokenizer");
   r.fallbacks = fallbacks_in(state, folder);
   const int64_t seq_len = saved_option(state, "seq_len");

@@ -52,12 +52,13 @@ class Run {
         watchdog_(host, config.parallel.watchdog_seconds),
         data_(open_data(config_)),
         data_fingerprint_(data_.train.fingerprint()),
+        validation_fingerprint_(data_.validation ? data_.validation->fingerprint() : 0),
         folder_(take_folder(config_, data_, host)),
         health_(config_.fp8),
         from_(resume_from()),
         samples_(samples_of(data_.train)),
         saves_(config_, host, watchdog_, from_ ? from_->string() : "") {
-    require_same_run(host_, config_, {data_fingerprint_, data_.validation ? data_.validation->fingerprint() : 0});
+    require_same_run(host_, config_, {data_fingerprint_, validation_fingerprint_});
     require_shared_folder(config_, folder_.get(), host_);
     warn(warnings_of(config_));
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
@@ -173,6 +174,9 @@ class Run {
     if (r.data && r.data != data_fingerprint_ && host_.rank() == 0)
       log_warning("the training data or its order differs from that of ", from, ": sample ", r.done.samples,
                   " of the new data comes next");
+    if (r.validation && validation_fingerprint_ && r.validation != validation_fingerprint_ && host_.rank() == 0)
+      log_warning("the validation data differs from that of ", from,
+                  ": its loss cannot be compared with what was before");
     const int64_t last = total_steps(config_, r.done);
     if (r.tokens_per_step && r.tokens_per_step != tokens_per_step(config_) && host_.rank() == 0)
       log_warning(from, " was trained with ", r.tokens_per_step, " tokens a step, this run takes ",
@@ -217,6 +221,7 @@ class Run {
                 {.done = trainer_->done(),
                  .counters = trainer_->state(),
                  .data = data_fingerprint_,
+                 .validation = validation_fingerprint_,
                  .tokenizer = data_.train.tokenizer_fingerprint(),
                  .fallbacks = fallbacks_},
                 kind);
@@ -228,7 +233,8 @@ class Run {
   const Planner& planner_;
   Watchdog watchdog_;  // before whatever may wait for other ranks
   RunData data_;
-  const uint64_t data_fingerprint_;    // taken once: it reads in each of the files, which may be thousands
+  // Taken once: they read in each of the files, which may be thousands.
+  const uint64_t data_fingerprint_, validation_fingerprint_;
   std::unique_ptr<RunFolder> folder_;  // rank 0's
   HealthWatch health_;
   std::optional<std::filesystem::path> from_;  // the checkpoint that the run continues

@@ -117,6 +117,16 @@ TEST_F(Course, AResumeOnOtherDataOrInAnotherOrderWarns) {
   EXPECT_EQ(warned(saving({"training.steps=9", "data.shuffle=false", concat("data.train=", a_)})), "");
 }
 
+TEST_F(Course, AResumeWithOtherValidationDataWarns) {
+  const auto on = [&](const char* steps, const std::string& file) {
+    return saving({steps, "training.eval_every=2", concat("data.validation=", file)});
+  };
+  train(on("training.steps=5", a_));
+  EXPECT_EQ(warned(on("training.steps=6", a_)), "");
+  EXPECT_TRUE(has(warned(on("training.steps=7", b_)), "the validation data differs from that of "));
+  EXPECT_EQ(warned(on("training.steps=8", b_)), "");
+}
+
 TEST_F(Course, AResumeOnTokensOfAnotherTokenizerIsRefused) {
   train(saving({tokens_of("seven", 7)}));
   const auto refused = [&](const std::string& data, const char* steps) {
