@@ -20,17 +20,6 @@ RunConfig rounding_config(const Changes& changes) {  // lr * decay = 2^-10
                           changes));
 }
 
-Samples without_targets(const RunConfig& c) {
-  Samples s = tiny_samples(c);
-  s.batch = [batch = s.batch](int64_t first, int64_t count) {
-    Batch b = batch(first, count);
-    std::fill(b.targets.begin(), b.targets.end(), kIgnore);
-    return b;
-  };
-  s.valid_targets = [](int64_t, int64_t) { return 0; };
-  return s;
-}
-
 // Of this rank's slices, at their places; what decays only.
 void step(TinyTrainer& t, Fallen& fallen) {
   const auto matrices = [&](auto&& f) {

@@ -64,11 +64,12 @@ double distance(const Slice& a, const Slice& b) {
 }
 bool is_router(const std::string& name) { return name.ends_with(".gate.weight"); }
 
-constexpr const char *kPerRank = "model.router_aux_loss_per_rank=true", *kOneLayer = "model.num_hidden_layers=2",
+constexpr const char *kPerRank = "model.router_aux_loss_per_rank=true",
+                     *kAllLayers = "model.router_aux_loss_per_layer=false",
                      *kPerLayer = "model.router_aux_loss_per_layer=true";
 
 TEST(RouterRanks, OnOneRankThereIsNoDifference) {
-  for (const char* layers : {kOneLayer, kPerLayer}) {
+  for (const char* layers : {kAllLayers, kPerLayer}) {
     const Found together = alone(mixtral(1, {layers}), 0, 1), own = alone(mixtral(1, {layers, kPerRank}), 0, 1);
     EXPECT_EQ(own.balance, together.balance);
     for (const auto& [name, slice] : together.gradients) EXPECT_EQ(own.gradients.at(name).values, slice.values) << name;
@@ -76,7 +77,7 @@ TEST(RouterRanks, OnOneRankThereIsNoDifference) {
 }
 
 TEST(RouterRanks, TwoRanksHaveTheGradientsOfTheWholeBatchOrOfEachHalfByItself) {
-  for (const char* layers : {kOneLayer, kPerLayer}) {
+  for (const char* layers : {kAllLayers, kPerLayer}) {
     const Found whole = alone(mixtral(1, {layers}), 0, 1);
     const std::vector<Found> halves{alone(mixtral(2, {layers}), 0, 0.5), alone(mixtral(2, {layers}), 2, 0.5)};
     const Gradients of_halves = sum_of(halves[0].gradients, halves[1].gradients);

@@ -136,13 +136,7 @@ TEST(ShardCases, DecayFindsItsMatricesInSlicesThatBeginAnywhere) {
   const RunConfig base =
       tiny_config({"training.global_batch_size=12", "training.micro_batch_size=1", "optimizer.weight_decay=0.5",
                    "schedule.warmup_steps=0", "schedule.kind=constant"});
-  Samples silent = tiny_samples(base);
-  silent.batch = [inner = silent.batch](int64_t first, int64_t count) {
-    Batch b = inner(first, count);
-    std::fill(b.targets.begin(), b.targets.end(), kIgnore);
-    return b;
-  };
-  silent.valid_targets = [](int64_t, int64_t) { return int64_t(0); };
+  const Samples silent = without_targets(base);
   for (const int ranks : {1, 3, 4})
     for (const char* stage : {"parallel.zero_stage=1", "parallel.zero_stage=3"})
       run_ranks(ranks, [&](Host& host) {

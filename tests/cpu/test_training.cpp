@@ -173,13 +173,7 @@ TEST_F(Training, TokensAtIgnoredTargetsDoNotMatter) {
 TEST_F(Training, ABatchWithoutAnyTargetHasLossZeroAndHarmsNothing) {
   const RunConfig c = tiny_config({"optimizer.weight_decay=0"});
   TinyTrainer t(c);
-  Samples none = tiny_samples(c);
-  none.batch = [batch = none.batch](int64_t first, int64_t count) {
-    Batch b = batch(first, count);
-    std::fill(b.targets.begin(), b.targets.end(), kIgnore);
-    return b;
-  };
-  none.valid_targets = [](int64_t, int64_t) { return 0; };
+  const Samples none = without_targets(c);
   const Bits before = weight_bits(t.session.params);
   EXPECT_EQ(t.run(1, none)[0], 0.);
   expect_same(weight_bits(t.session.params), before);

@@ -63,6 +63,17 @@ inline Samples tiny_samples(const RunConfig& config) {
   };
   return {batch, [=](int64_t first, int64_t count) { return count_valid(batch(first, count).targets); }};
 }
+// The same sequences without any target: no loss, and no gradients.
+inline Samples without_targets(const RunConfig& config) {
+  Samples s = tiny_samples(config);
+  s.batch = [batch = s.batch](int64_t first, int64_t count) {
+    Batch b = batch(first, count);
+    std::fill(b.targets.begin(), b.targets.end(), kIgnore);
+    return b;
+  };
+  s.valid_targets = [](int64_t, int64_t) { return int64_t{0}; };
+  return s;
+}
 
 struct OwnConfig {  // a session refers to its config
   RunConfig own_config;
