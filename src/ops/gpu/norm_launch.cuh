@@ -50,15 +50,17 @@ void launch_norm_forward_warp(Stream& s, const NormForward<T>& f, const Sink<T>&
 // at its barriers; for long rows four vectors a thread keep most rows in flight.
 template <bool kCentre, class T>
 void launch_norm_forward(Stream& s, const NormForward<T>& f, const Sink<T>& out) {
+  if (f.C <= 1024) {
+    if constexpr (sizeof(T) == 2) launch_norm_forward_warp<kCentre, 4, 5>(s, f, out);
+    else launch_norm_forward_block<kCentre, 1, true>(s, f, out);  // an fp32 row is too much for a warp's registers
+    return;
+  }
   if constexpr (!kCentre)
     if (!out.q) {
-      if (f.C <= 1024) return launch_norm_forward_block<false, 1, false>(s, f, out);
       if (f.C <= 2048) return launch_norm_forward_block<false, 2, false>(s, f, out);
       return launch_norm_forward_block<false, 4, false>(s, f, out);
     }
-  if (f.C > 1024) return launch_norm_forward_block<kCentre, 4, true>(s, f, out);
-  if constexpr (sizeof(T) == 2) launch_norm_forward_warp<kCentre, 4, 5>(s, f, out);
-  else launch_norm_forward_block<kCentre, 1, true>(s, f, out);  // an fp32 row is too much for a warp's registers
+  launch_norm_forward_block<kCentre, 4, true>(s, f, out);
 }
 
 template <bool kCentre, class T>
