@@ -197,8 +197,16 @@ TEST_F(Parity, InitNormal) {
     for (int variant : {0, kA}) check({.op = "init_normal", .type = type, .n = 100003, .variant = variant});
 }
 
-TEST_F(Parity, RmsnormForward) { check_all("rmsnorm_forward", kShapes, kForms); }
-TEST_F(Parity, LayernormForward) { check_all("layernorm_forward", kShapes, kForms); }
+// More rows than a wave of warps takes, too: these loop, with the next row on its way.
+const std::vector<std::array<int64_t, 3>> kManyShortRows{{6000, 16, 0}, {2700, 776, 0}};
+TEST_F(Parity, RmsnormForward) {
+  check_all("rmsnorm_forward", kShapes, kForms);
+  check_all("rmsnorm_forward", kManyShortRows, kForms);
+}
+TEST_F(Parity, LayernormForward) {
+  check_all("layernorm_forward", kShapes, kForms);
+  check_all("layernorm_forward", kManyShortRows, kForms);
+}
 const std::vector<std::array<int64_t, 3>> kNormShapes{{1, 16, 0},     {17, 80, 0},    {333, 2048, 0}, {700, 4096, 0},
                                                       {333, 4112, 0}, {333, 8192, 0}, {333, 100, 0},  {17, 16400, 0},
                                                       {1000, 64, 0},  {5, 1, 0}};
@@ -208,7 +216,14 @@ TEST_F(Parity, LayernormBackward) { check_all("layernorm_backward", kNormShapes,
 TEST_F(Parity, Embedding) {
   check_all("embedding_forward", {{1, 16, 50}, {333, 80, 1000}, {17, 4112, 1000}, {333, 100, 7}}, {0});
   check_all("embedding_backward",
-            {{1, 16, 50}, {333, 80, 1000}, {1000, 272, 40}, {17, 4112, 1000}, {333, 100, 7}, {2000, 264, 1000}},
+            {{1, 16, 50},
+             {333, 80, 1000},
+             {1000, 272, 40},
+             {17, 4112, 1000},
+             {333, 100, 7},
+             {2000, 264, 1000},
+             {100, 768, 20},
+             {100, 776, 2}},
             {0, kA, kB, kA | kB});
 }
 TEST_F(Parity, Rope) {

@@ -1,7 +1,7 @@
 // Token embedding: forward copies rows, backward sums rows by token. `order` lists the rows sorted by token, so that
-// equal tokens form a run. A warp sums a run of up to 32 rows, 1024 columns at a time, so that finding the run costs
-// little beside moving it; a longer run is shared by the warps of the block, which take 32 rows each in turn, and their
-// sums are added in order. Either way the order of summation is fixed.
+// equal tokens form a run. A warp sums a run of up to 32 rows, 768 or 1024 columns at a time, so that finding the run
+// costs little beside moving it; a longer run is shared by the warps of the block, which take 32 rows each in turn, and
+// their sums are added in order. Either way the order of summation is fixed.
 #include <algorithm>
 
 #include "ops/gpu/reduce.cuh"
@@ -11,7 +11,7 @@ namespace octet::BACKEND {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kSlab = 256, kSlabs = 4;  // columns that a warp takes at once, 8 a lane; slabs of a block
+constexpr int kSlab = 256;  // columns that a warp takes at once, 8 a lane; a block has 3 or 4 such slabs
 
 __global__ void __launch_bounds__(256)
     forward_kernel(uint4* y, const int32_t* tokens, const uint4* w, int64_t vectors) {
@@ -69,7 +69,7 @@ __device__ int add_rows(float (&sum)[8], const Run<T>& run, int64_t base, int to
 
 // Adds the first `rows` rows of the run to dw's row; lane r holds the number of the r-th row. Two rows, all slabs of
 // them, are in flight at a time.
-template <bool kFast, class T, class W>
+template <int kSlabs, bool kFast, class T, class W>
 __device__ void add_short_run(W* dw, const Run<T>& run, unsigned rows, int row, int64_t c0) {
   Pack<W> before[kSlabs];
   float sum[kSlabs][8] = {};
@@ -110,7 +110,7 @@ __device__ void add_short_run(W* dw, const Run<T>& run, unsigned rows, int row, 
 }
 
 // Adds the run that starts at `first` to dw's row, by all warps of the block.
-template <bool kFast, class T, class W>
+template <int kSlabs, bool kFast, class T, class W>
 __device__ void add_long_run(W* dw, const Run<T>& run, int64_t first, int token) {
   __shared__ float room[kWarps][kSlab];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -132,8 +132,8 @@ __device__ void add_long_run(W* dw, const Run<T>& run, int64_t first, int token)
   }
 }
 
-template <class T, class W, bool kFast>
-__global__ void __launch_bounds__(256, 2) backward_kernel(W* dw, const Run<T> run) {
+template <int kSlabs, class T, class W, bool kFast>
+__global__ void __launch_bounds__(256, kSlabs == 3 ? 3 : 2) backward_kernel(W* dw, const Run<T> run) {
   __shared__ int long_token[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = blockIdx.x * int64_t(kWarps), p = first + warp, last = run.N - 1;
@@ -147,11 +147,11 @@ __global__ void __launch_bounds__(256, 2) backward_kernel(W* dw, const Run<T> ru
   if (starts && !is_long) {
     const unsigned same = __ballot_sync(~0u, p + lane <= last && mine == token);  // sorted: the first lanes
     const int64_t c = blockIdx.y * int64_t(kSlabs * kSlab) + lane * 8;
-    add_short_run<kFast>(dw + token * run.C, run, unsigned(__popc(same)), row, c);
+    add_short_run<kSlabs, kFast>(dw + token * run.C, run, unsigned(__popc(same)), row, c);
   }
   __syncthreads();
   for (int w = 0; w < kWarps; ++w)
-    if (long_token[w] >= 0) add_long_run<kFast>(dw + long_token[w] * run.C, run, first + w, long_token[w]);
+    if (long_token[w] >= 0) add_long_run<kSlabs, kFast>(dw + long_token[w] * run.C, run, first + w, long_token[w]);
 }
 
 }  // namespace
@@ -178,12 +178,15 @@ void embedding_backward(Stream& s, Tensor dw, Tensor dy, Tensor tokens, Tensor o
   const int64_t N = dy.rows(), C = dy.cols();
   CHECK(tokens.numel() == N && order.numel() == N && dw.cols() == C, dw.shape, " += ", dy.shape);
   if (N == 0) return;
-  const dim3 grid(blocks_for(N, kWarps), blocks_for(C, kSlab * kSlabs));
   visit<float, bf16>(dy.dtype, [&]<class T>() {
     visit<float, bf16>(dw.dtype, [&]<class W>() {
       with_bool(C % 8 == 0 && aligned({dw.data, dy.data}), [&]<bool kFast>() {
         const Run<T> run{dy.ptr<T>(), tokens.ptr<int32_t>(), order.ptr<int32_t>(), N, C};
-        backward_kernel<T, W, kFast><<<grid, 256, 0, raw(s)>>>(dw.ptr<W>(), run);
+        with_bool(C <= 3 * kSlab, [&]<bool kNarrow>() {  // of 4 slabs one would be idle
+          constexpr int kSlabs = kNarrow ? 3 : 4;
+          const dim3 grid(blocks_for(N, kWarps), blocks_for(C, kSlab * kSlabs));
+          backward_kernel<kSlabs, T, W, kFast><<<grid, 256, 0, raw(s)>>>(dw.ptr<W>(), run);
+        });
       });
     });
   });
