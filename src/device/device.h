@@ -83,8 +83,8 @@ class Event {  // a point in a stream
 // Work that a stream repeats many times, as a CUDA graph. The first run is an ordinary one, in which everything is
 // prepared (plans of products, workspaces, loading of kernels); the second is captured; every later one is a single
 // graph launch. So the work must make the same calls with the same arguments each time: what differs between runs lies
-// in device memory. Work in which the host waits for the device cannot be captured, and nothing is while profiling: it
-// runs as usual, as everything does on the cpu and plan engines.
+// in device memory. Work that synchronizes its stream is not captured, and nothing is while profiling: it runs as
+// usual, as everything does on the cpu and plan engines. Work that waits for an Event cannot be recorded.
 class Recording {
  public:
   explicit Recording(Stream&);

@@ -60,7 +60,7 @@ struct Device::Impl {
   std::shared_ptr<void> products;                      // ProductPlans, ops/gpu/gemm_plans.h
   std::shared_ptr<void> attention;                     // cuDNN's handle and plans, if attention uses them
   Profile profile;
-  int64_t host_waits = 0;  // Stream::synchronize() calls: work that makes one cannot be captured in a graph
+  int64_t host_waits = 0;  // Stream::synchronize() calls: work that makes one is not captured in a graph
 
   Impl() = default;
   Impl(const Impl&) = delete;

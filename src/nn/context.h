@@ -56,7 +56,7 @@ struct Context {
   Routers routers{};
   Tensor documents{};              // of this micro-batch: ops.h, Attention
   const KvCache* cache = nullptr;  // in generation
-  bool rounded_angles = false;     // precision.buffer_dtype is coarser than fp32: ops.h, Rope
+  bool rounded_angles = false;     // precision.buffer_dtype is coarser than fp32, or the table scaled: ops.h, Rope
 
   DType plain() const { return params.options().plain; }
   const Target& target() const { return stream.target(); }

@@ -67,7 +67,7 @@ struct Rope {
   Heads heads;
   int64_t T = 1, first = 0;  // row n has position t = n % T + first [+ start[n / T]]
   Tensor start{};            // (N/T) i32, or none
-  bool rounded = false;      // the table is coarser than fp32, so row p + 1 is not row p rotated by row 1
+  bool rounded = false;      // row p + 1 is not row p rotated by row 1: the table is coarser than fp32, or scaled
 };
 void rope_forward(Stream&, Tensor qkv /*(N,width)*/, const Rope&);  // in place
 // The inverse rotation of the gradients of q and k; those of v are copied. d_out.plain may be d_in.

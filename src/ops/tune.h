@@ -15,7 +15,7 @@ std::vector<ProductShape> take_products(Device&);
 
 // Times every shape that has no plan yet, on buffers of its real size that are freed afterwards, and adds the winners
 // to the file Device::Options::plan_cache. A product that was never tuned takes the first of cuBLASLt's proposals that
-// runs. Products of few rows have a kernel of their own, and are not tuned.
+// runs. Products of few rows have a kernel of their own, and are not tuned (nor are the few that it cannot take).
 void tune_products(Stream&, std::span<const ProductShape>);
 
 // The chosen plans as JSON lines, as in the plan cache: checkpoints carry them, so that a resumed run computes the same

@@ -109,6 +109,14 @@ TEST_F(GpuAttention, F32IsItsDefinitionAndRepeats) {
   check(gpu, shapes(), DType::f32);
   check(gpu, windowed(), DType::f32);
 }
+TEST(Cudnn, OfOldVersionsComputesNoGradientsThatWouldBeWrong) {
+  EXPECT_NE(wrong_backward(90100, 4096, false), "");
+  EXPECT_NE(wrong_backward(90501, 4096, false), "");
+  EXPECT_EQ(wrong_backward(90501, 4096, true), "");
+  EXPECT_EQ(wrong_backward(90600, 4096, false), "");
+  EXPECT_NE(wrong_backward(91501, 1000, true), "");
+  EXPECT_EQ(wrong_backward(91600, 1000, false), "");
+}
 TEST_F(GpuAttention, CudnnIsItsDefinitionAndRepeats) {
   Gpu gpu(AttentionKind::cudnn);
   if (!cudnn_has_forward(gpu.device(), shape({.H = 4, .G = 2, .D = 64}, 2, 333))) GTEST_SKIP() << "no cuDNN";

@@ -8,7 +8,7 @@
 
 #include "base/files.h"
 #include "gpu/machine.h"
-#include "ops/product_shape.h"
+#include "ops/gpu/gemm_plans.h"
 #include "ops/tune.h"
 
 namespace octet::gpu {
@@ -99,6 +99,28 @@ TEST_F(GemmPlans, OfProductsThatWereNeverTunedAreExportedToo) {
   run(m);
   const std::string plans = export_plans(m.device);
   EXPECT_NE(plans.find("256x512x1024 bf16 bf16 bf16"), plans.npos) << plans;
+}
+
+// gemm() accumulates in fp32, also where the library splits a long sum and results are bf16.
+TEST_F(GemmPlans, AddSplitSumsInFp32) {
+  Machine m({.deterministic = false});
+  const auto check = [&](const ProductShape& shape) {
+    const std::vector<cublasLtMatmulAlgo_t> algos = Product({.shape = shape}).proposals(m.device, 16);
+    EXPECT_FALSE(algos.empty());
+    for (const cublasLtMatmulAlgo_t& algo : algos) {
+      uint32_t scheme = 0;
+      size_t size = 0;
+      ASSERT_EQ(cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                     sizeof scheme, &size),
+                CUBLAS_STATUS_SUCCESS);
+      EXPECT_TRUE(scheme == CUBLASLT_REDUCTION_SCHEME_NONE || scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+          << scheme;
+    }
+  };
+  constexpr DType t = DType::bf16;
+  check({.M = 768, .N = 768, .K = 16384, .a = t, .b = t, .d = t, .a_transposed = true, .b_transposed = true});
+  check({.M = 1024, .N = 768, .K = 2048, .a = t, .b = t, .d = t});
+  check({.M = 64, .N = 128, .K = 65536, .a = t, .b = t, .d = t});
 }
 
 }  // namespace

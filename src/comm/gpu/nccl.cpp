@@ -1,5 +1,5 @@
-// Collectives between GPUs by NCCL, on whatever stream the caller gives (one of high priority, so that they overlap
-// with products).
+// Collectives between GPUs by NCCL, on whatever stream the caller gives: weights and gradients take one of high
+// priority beside the products, what the next kernel waits for takes the compute stream.
 #include <nccl.h>
 
 #include <atomic>

@@ -137,6 +137,9 @@ class Plans {  // of one device
     const auto [it, first_time] = usable_.try_emplace(c, false);
     if (!first_time) return it->second;
     try {
+      const std::string wrong =
+          c.pass == Pass::forward ? "" : wrong_backward(cudnnGetVersion(), c.T, c.pass == Pass::backward_deterministic);
+      if (!wrong.empty()) throw SystemError(wrong);
       if (const int64_t wanted = get(c).workspace_bytes(); wanted > room)
         throw SystemError(concat("cuDNN wants ", wanted, " bytes of workspace, ", room, " are planned"));
       it->second = true;

@@ -106,7 +106,8 @@ void attend(Stream& s, Tensor o, Tensor qkv, Tensor rope_table, const DecodeAtte
   const int64_t B = qkv.rows(), S = a.kv.k.shape[2], keys = a.window > 0 ? std::min(a.window, S) : S;
   check(a.kv, h, qkv, B);
   CHECK(o.numel() == B * h.H * h.D && a.position.numel() == B, o.shape, ", ", a.position.shape);
-  CHECK(h.G * h.H < 65536 && B < 65536 && S < int64_t{1} << 31, "B ", B, ", H ", h.H, ", G ", h.G, ", S ", S);
+  CHECK(decode_blocks(h) < 65536 && h.H < 65536 && B < 65536 && S < int64_t{1} << 31, "B ", B, ", H ", h.H, ", G ", h.G,
+        ", S ", S);
   const int64_t parts = decode_parts(s.target(), h, B, keys), sums = B * h.H * parts * h.D;
   CHECK(int64_t(a.workspace.bytes()) >= decode_counters(h, B) + (parts > 1 ? sums / h.D * (h.D + 2) * 4 : 0),
         a.workspace.bytes(), " bytes for ", parts, " parts");

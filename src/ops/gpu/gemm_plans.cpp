@@ -94,6 +94,14 @@ cublasStatus_t Product::run(Stream& s, const ProductPointers& p, const cublasLtM
                         p.d, d_.get(), &algo, workspace, kProductWorkspace, raw(s));
 }
 
+// Split-K adds partial sums in an order that the library does not guarantee, and by some schemes in the type of d: a
+// sum of bf16 numbers, where d is no wider.
+uint32_t Product::reductions(Device& device) const {
+  if (device.target().deterministic) return CUBLASLT_REDUCTION_SCHEME_NONE;
+  return size_of(key_.shape.d) < size_of(DType::f32) ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                     : CUBLASLT_REDUCTION_SCHEME_MASK;
+}
+
 std::vector<cublasLtMatmulAlgo_t> Product::proposals(Device& device, int most) const {
   cublasLtMatmulPreference_t made = nullptr;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&made));
@@ -102,9 +110,7 @@ std::vector<cublasLtMatmulAlgo_t> Product::proposals(Device& device, int most) c
   for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     set(made, which, uint32_t(key_.alignment));
-  // Split-K adds partial sums in an order that the library does not guarantee.
-  if (device.target().deterministic)
-    set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE));
+  set(made, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions(device));
   std::vector<cublasLtMatmulHeuristicResult_t> found(most);
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(device.impl().lt, op_.get(), b_.get(), a_.get(),
@@ -118,6 +124,12 @@ std::vector<cublasLtMatmulAlgo_t> Product::proposals(Device& device, int most) c
 }
 
 bool Product::accepts(Device& device, const cublasLtMatmulAlgo_t& algo) const {
+  uint32_t reduction = 0;
+  size_t written = 0;
+  if (cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction, sizeof reduction,
+                                           &written) != CUBLAS_STATUS_SUCCESS ||
+      reduction & ~reductions(device))
+    return false;
   cublasLtMatmulHeuristicResult_t r{};
   return cublasLtMatmulAlgoCheck(device.impl().lt, op_.get(), b_.get(), a_.get(), d_.get(), d_.get(), &algo, &r) ==
              CUBLAS_STATUS_SUCCESS &&

@@ -40,6 +40,7 @@ class Product {  // the descriptors of a shape
   cublasStatus_t run(Stream&, const ProductPointers&, const cublasLtMatmulAlgo_t&) const;
   std::vector<cublasLtMatmulAlgo_t> proposals(Device&, int most) const;
   bool accepts(Device&, const cublasLtMatmulAlgo_t&) const;
+  uint32_t reductions(Device&) const;  // the ways of adding split sums that are allowed: cublasLtReductionScheme_t
 
  private:
   template <auto destroy>

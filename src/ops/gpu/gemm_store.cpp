@@ -126,7 +126,7 @@ std::string export_plans(Device& d) { return ProductPlans::of(d).text(); }
 void import_plans(Device& d, const std::string& plans) {
   if (const int left_out = ProductPlans::of(d).add_text(plans, "checkpoint"))
     spdlog::warn(
-        "{} product plans of the checkpoint are for another card, cuBLASLt or setting of deterministic: the run "
+        "{} stored product plans are for another card, cuBLASLt or setting of deterministic: the run "
         "goes on, but not with the same bits",
         left_out);
 }

@@ -52,10 +52,10 @@ struct RopeBackward {
   }
 };
 
-// The same, for 8 rows of a thread that are consecutive positions of a sequence (T % 8 == 0) and a table in fp32: the
-// angles of the first row are loaded, those of each next row follow by rotating them by the angles of position 1, which
-// stay in L1. Loading them all limited the kernel, as they are twice the bytes of the gradients. After seven rotations
-// (cos, sin) is some 4e-7 off, far below the precision of bf16 gradients.
+// The same, for 8 rows of a thread that are consecutive positions of a sequence (T % 8 == 0) and Rope::rounded unset:
+// the angles of the first row are loaded, those of each next row follow by rotating them by the angles of position 1,
+// which stay in L1. Loading them all limited the kernel, as they are twice the bytes of the gradients. After seven
+// rotations (cos, sin) is some 4e-7 off, far below the precision of bf16 gradients.
 struct RopeBackwardRecurrent : RopeBackward<bf16> {
   struct Carry {
     float4 now[4];  // (cos, sin) of 8 angles
