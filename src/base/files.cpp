@@ -22,6 +22,8 @@ namespace fs = std::filesystem;
 constexpr size_t kBufferBytes = size_t(1) << 20;
 
 int open_or_throw(const fs::path& path, int flags, const char* verb) {
+  // A pipe that nobody writes would hold it for ever; of a file on a disk this changes nothing.
+  if ((flags & O_ACCMODE) == O_RDONLY) flags |= O_NONBLOCK;
   int fd;
   do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);

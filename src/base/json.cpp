@@ -50,11 +50,13 @@ std::string place(std::string_view text, size_t byte, const std::string& where) 
   return concat(where, ":", line, ":", before.size() - line_start + 1);
 }
 
-// nlohmann's "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error …" without its head.
+// nlohmann's "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error …" without its head, and
+// cut: it quotes the string that it read last, which may be a whole document.
 std::string reason(const std::string& what) {
+  constexpr size_t kMost = 200;
   size_t at = what.find("syntax error");
   if (at == std::string::npos) at = what.find("] ") == std::string::npos ? 0 : what.find("] ") + 2;
-  return what.substr(at);
+  return what.size() - at <= kMost ? what.substr(at) : what.substr(at, kMost) + "...";
 }
 
 size_t edit_distance(std::string_view a, std::string_view b) {  // insertions, deletions, changes, swaps of neighbours
@@ -82,6 +84,11 @@ json parse_json(std::string_view text, const std::string& where) {
   } catch (const json::exception& e) {  // a number beyond a double
     bad_input(where, ": ", reason(e.what()));
   }
+}
+
+std::string json_fault(const json::exception& e) {
+  const auto* syntax = dynamic_cast<const json::parse_error*>(&e);
+  return concat(syntax ? concat("byte ", syntax->byte, ": ") : "", reason(e.what()));
 }
 
 json read_json(const std::string& path) { return parse_json(read_file(path), path); }

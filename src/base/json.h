@@ -12,7 +12,8 @@ using json = nlohmann::ordered_json;  // keys stay in the order in which they we
 
 json parse_json(std::string_view text, const std::string& where);  // where: the file, for messages
 json read_json(const std::string& path);
-std::string show(const json& value);  // in a message: on one line, long values cut
+std::string json_fault(const json::exception& e);  // why a text is none: "byte 13: syntax error …"
+std::string show(const json& value);               // in a message: on one line, long values cut
 
 // The candidate nearest to a mistyped word; empty when none is near.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);

@@ -16,7 +16,7 @@ class LineReader {
     try {
       object_ = json::parse(line);
     } catch (const json::exception& e) {
-      bad_input(where, "not valid JSON (", e.what(), "): correct or remove the line");
+      bad_input(where, "not valid JSON (", json_fault(e), "): correct or remove the line");
     }
     if (!object_.is_object()) bad_input(where, "not a JSON object; ", kForm);
   }

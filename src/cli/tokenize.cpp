@@ -75,7 +75,7 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
   if (progress) progress->finish();
   if (made.ambiguous)
     log_warning(made.ambiguous, " documents contain the separator ", options.separator,
-                ": write NAME.jsonl, or give another --separator");
+                " or have a newline next to it, and will be read otherwise: write NAME.jsonl");
   if (!to_file) return 0;
   if (arguments.has("json")) {
     const json report{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};

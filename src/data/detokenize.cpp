@@ -45,9 +45,11 @@ Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& opti
         using nlohmann::json;
         write(json{{options.json_key, text}}.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
       } else {
-        if (made.documents > 0) write(concat("\n", options.separator, "\n"));
+        const bool first = made.documents == 0, last = made.documents + 1 == documents;
+        if (!first) write(concat("\n", options.separator, "\n"));
         write(text);
-        made.ambiguous += !options.separator.empty() && text.find(options.separator) != std::string::npos;
+        made.ambiguous += (!options.separator.empty() && text.find(options.separator) != std::string::npos) ||
+                          (!first && text.starts_with('\n')) || (!last && text.ends_with('\n'));
       }
       made.bytes += int64_t(text.size());
       ++made.documents;

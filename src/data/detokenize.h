@@ -18,7 +18,9 @@ struct DetokenizeOptions {
 };
 struct Detokenized {
   int64_t documents = 0, bytes = 0;  // bytes of their text
-  int64_t ambiguous = 0;             // documents that hold the separator themselves: a text file cannot keep them whole
+  // Documents that a text file does not keep as they are: they hold the separator themselves, or have a newline next to
+  // it, which is taken for a part of it.
+  int64_t ambiguous = 0;
 };
 // Everything is checked before the first call of `write`.
 Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& options,

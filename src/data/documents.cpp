@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "data/token_file.h"
 
 namespace octet {
@@ -64,7 +65,7 @@ std::string_view DocumentFile::text(const Raw& raw, std::string& storage) const 
                 ": correct or remove the line");
     storage = std::move(entry->get_ref<std::string&>());
   } catch (const nlohmann::json::exception& e) {
-    bad_input(place, "not valid JSON (", e.what(), "): correct or remove the line");
+    bad_input(place, "not valid JSON (", json_fault(e), "): each line must be a whole object; correct or remove it");
   }
   return storage;
 }

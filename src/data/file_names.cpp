@@ -24,6 +24,8 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) 
     for (size_t i = 0; i < found.gl_pathc; ++i) names.emplace_back(found.gl_pathv[i]);
     ::globfree(&found);
     if (error == GLOB_NOSPACE) throw SystemError("out of memory while looking for '" + pattern + "'");
+    if (error != 0 && (pattern.starts_with('/') || pattern.starts_with('~')))
+      bad_input("no file matches '", pattern, "': check the name, and that you may read its folder");
     if (error != 0)
       bad_input("no file matches '", pattern, "': check the name (it is relative to ",
                 std::filesystem::current_path().string(), ")");

@@ -54,12 +54,6 @@ void byte_fallback(Pieces& pieces) {
   pieces = std::move(out);
 }
 
-void replace_all(std::string& text, const std::string& from, const std::string& to) {
-  if (from.empty()) return;
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-}
-
 Step replacer(const Fields& step, const std::string& where) {
   const Fields& pattern = part(step, "pattern", where);
   const auto content = field<std::string>(step, "content", "", where);

@@ -16,12 +16,6 @@ constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\
 constexpr const char* kWords =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d}\s]+)";
 
-void replace_all(std::string& text, const std::string& from, const std::string& to) {
-  if (from.empty()) return;
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-}
-
 std::vector<Regex::Range> find_all(std::string_view text, const std::string& what) {
   std::vector<Regex::Range> found;
   for (size_t at = 0; !what.empty() && (at = text.find(what, at)) != std::string_view::npos; at += what.size())
@@ -238,6 +232,16 @@ const std::array<std::string, 256>& byte_characters() {
 }
 
 }  // namespace
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  if (from.empty() || text.find(from) == std::string::npos) return;
+  std::string out;  // in place, each of them would move the whole rest of the text
+  out.reserve(text.size() + text.size() / 2);
+  size_t done = 0;
+  for (size_t at = 0; (at = text.find(from, done)) != std::string::npos; done = at + from.size())
+    out.append(text, done, at - done).append(to);
+  text = out.append(text, done);
+}
 
 Normalizer read_normalizer(const Fields& fields, const std::string& where) {
   const auto steps = steps_of<Normalizer>(fields, "normalizers", where, read_one_normalizer);

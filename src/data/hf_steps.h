@@ -22,6 +22,8 @@ using WordList = std::vector<std::string>;
 using PreTokenizer = std::function<void(WordList&, Standing)>;  // splits each word further
 PreTokenizer read_pre_tokenizer(const Fields& fields, const std::string& where);
 
+void replace_all(std::string& text, const std::string& from, const std::string& to);
+
 // Bytes as the characters that stand for them in byte-level vocabularies, and back.
 std::string to_byte_level(std::string_view text);
 std::string from_byte_level(std::string_view piece);  // a piece with any other character stays as it is

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "data/hf_added.h"
 #include "data/hf_bpe.h"
 #include "data/hf_decoder.h"
@@ -20,8 +21,6 @@ namespace {
 namespace fs = std::filesystem;
 using Kind = Tokenizer::Kind;
 
-constexpr size_t kKnownBytes = 64;  // of a word that is kept with its ids
-
 Fields parsed(std::string_view bytes, const std::string& where) {
   constexpr int kDeepest = 100;  // what reads and prints it recurses
   const auto watch = [&](int depth, Fields::parse_event_t, Fields&) {
@@ -30,7 +29,7 @@ Fields parsed(std::string_view bytes, const std::string& where) {
   };
   try {
     return Fields::parse(bytes, watch);
-  } catch (const Fields::exception& e) { bad_input(where, ": not valid JSON (", e.what(), "): copy it again"); }
+  } catch (const Fields::exception& e) { bad_input(where, ": not valid JSON (", json_fault(e), "): copy it again"); }
 }
 
 Fields beside(const fs::path& tokenizer, const char* name) {  // null: not there
@@ -122,7 +121,7 @@ class HfTokenizer final : public Tokenizer::Model {
   }
 
   void encode_word(const std::string& word, Tokenizer::Words* known, std::vector<int>& ids) const {
-    if (!known || word.size() > kKnownBytes) return bpe_.encode(word, ids);
+    if (!known || word.size() > Tokenizer::kKnownBytes) return bpe_.encode(word, ids);
     const auto [entry, is_new] = known->try_emplace(word);
     if (is_new) bpe_.encode(word, entry->second);
     ids.insert(ids.end(), entry->second.begin(), entry->second.end());

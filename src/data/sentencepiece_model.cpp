@@ -112,7 +112,7 @@ std::vector<int> SentencePiece::encode_rest(std::string_view text, Words* words)
   while (!text.empty()) {
     const std::string_view part = text.substr(0, cut(text, words ? 1 : kPartBytes));
     text.remove_prefix(part.size());
-    if (words) {
+    if (words && part.size() <= Tokenizer::kKnownBytes) {
       const auto [entry, is_new] = words->try_emplace(std::string(part));
       if (is_new) entry->second = encode_after_newline(part);
       ids.insert(ids.end(), entry->second.begin(), entry->second.end());

@@ -21,6 +21,8 @@ class Tokenizer {
  public:
   using Words =
       std::unordered_map<std::string, std::vector<int>>;  // words met before: a few times faster, the same ids
+  // Of a word that is kept among them, at most: a line of Chinese, which has no spaces, never comes again.
+  static constexpr size_t kKnownBytes = 64;
 
   explicit Tokenizer(const std::filesystem::path& model);  // a file, or the folder that holds one
   Tokenizer(Tokenizer&&) noexcept;

@@ -55,6 +55,22 @@ TEST_F(Decode, TokensOfTheTextAreTheTokens) {
   EXPECT_TRUE(has(warned.err, "contain the separator")) << warned;
 }
 
+TEST_F(Decode, WhatATextFileDoesNotKeepIsSaid) {
+  const std::pair<std::string, bool> cases[] = {{"{\"text\": \"\\none\"}\n{\"text\": \"two\\n\"}\n", false},
+                                                {"{\"text\": \"one\\n\"}\n{\"text\": \"two\"}\n", true},
+                                                {"{\"text\": \"one\"}\n{\"text\": \"\\ntwo\"}\n", true}};
+  for (const auto& [text, changes] : cases) {
+    tiny.folder().write("a.jsonl", text);
+    expect_done(tokenize("a.jsonl", "a.tokens"));
+    const Ran decoded = decode("a.tokens", {"--out", tiny.path("b.txt")});
+    expect_done(decoded);
+    EXPECT_EQ(has(decoded.err, "1 documents contain the separator <|endoftext|> or have a newline next to it"), changes)
+        << text << decoded;
+    expect_done(tokenize("b.txt", "b.tokens"));
+    EXPECT_EQ(content("a.tokens").substr(128) == content("b.tokens").substr(128), !changes) << text;  // less the header
+  }
+}
+
 TEST_F(Decode, RefusesWhatDoesNotBelongTogether) {
   expect_refused(decode("tokenizer.model", {}), {"not a token file"});
   expect_refused(decode("none.tokens", {}), {"none.tokens"});

@@ -1,5 +1,6 @@
 // A file is either whole or absent, and a full disk is a SystemError that names it.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <set>
@@ -138,6 +139,14 @@ TEST(Files, ARunsFolderIsHeldOnce) {
     left.insert(entry.path().filename());
   EXPECT_EQ(left, (std::set<std::string>{".lock", "step-00000001", "step-00000002"}));
   EXPECT_EQ(read_file(folder / "run/below/step-00000001"), "step-00000001");
+}
+
+// To open a pipe for reading waits for one who writes it.
+TEST(Files, APipeIsRefusedWhetherAnyoneWritesItOrNot) {
+  const Scratch dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_TRUE(has(error_of<InputError>([&] { read_file(dir / "pipe"); }), "not a regular file"));
+  EXPECT_TRUE(has(error_of<InputError>([&] { LongRead file(dir / "pipe"); }), "not a regular file"));
 }
 
 TEST(Files, MissingOrWrongNamesAreErrorsWithARemedy) {

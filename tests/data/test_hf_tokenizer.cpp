@@ -1,5 +1,6 @@
 // tokenizer.json gives the ids and the text of Hugging Face's tokenizers library (golden/tokenizers, made by
 // scripts/golden-tokenizers), in one piece or cut; what octet cannot do is refused with its place.
+#include <chrono>
 #include <filesystem>
 #include <random>
 
@@ -155,6 +156,15 @@ TEST(HfTokenizer, WhatIsNotSupportedIsRefusedWithItsPlace) {
       has(error_of<InputError>([&] { Tokenizer t(scratch.write("tokenizer.json", deep)); }), "nested more than"));
   fs::remove(scratch / "tokenizer.json");
   EXPECT_TRUE(has(error_of<InputError>([&] { Tokenizer t(scratch / "."); }), "neither tokenizer.model nor"));
+}
+
+// "Metaspace" moved the rest of the text at every space: a document of some MB took minutes.
+TEST(HfTokenizer, ALongTextTakesTimeInProportion) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = "a" + std::string(1 << 22, ' ');
+  const Tokenizer tokenizer(kFolder / "llama2");
+  EXPECT_TRUE(tokenizer.decode(tokenizer.encode(text)) == text);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(40));
 }
 
 // A text of which no token is left (--no-bos, --no-eos) is no document: its file was refused.

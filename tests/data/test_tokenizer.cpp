@@ -133,6 +133,16 @@ TEST(Tokenizer, CutsChangeNothing) {
   EXPECT_EQ(tokenizer().decode(tokenizer().encode(word)), word);
 }
 
+// Of text without spaces every line was kept with its ids: memory grew with the input.
+TEST(Tokenizer, LongWordsAreNotKept) {
+  const std::string text = "a b b\n你好你好你好你好你好你好你好你好你好你好你好\nb\n" + std::string(5000, 'x') + " a";
+  Tokenizer::Words words;
+  const std::vector<int> ids = tokenizer().encode(text, &words);
+  EXPECT_EQ(ids, tokenizer().encode(text));
+  EXPECT_GE(words.size(), 3u);
+  for (const auto& [word, known] : words) EXPECT_LE(word.size(), Tokenizer::kKnownBytes) << word;
+}
+
 TEST(Tokenizer, BadInputIsNamedWithARemedy) {
   const Scratch dir;
   EXPECT_TRUE(has(error_of<InputError>([&] { Tokenizer bad(dir.write("x.model", "no model")); }), "octet tokenizer"));
@@ -229,6 +239,10 @@ TEST(Tokenize, ABadLineIsNamedWithItsPlaceAndLeavesNoFile) {
   EXPECT_TRUE(has(complaint("a.jsonl", good + "{\"text\": 5}\n"), "line 2: \"text\" is not a string"));
   EXPECT_TRUE(has(complaint("a.jsonl", "[1]\n"), "line 1: not a JSON object"));
   EXPECT_TRUE(has(complaint("a.jsonl", "{\"text\": \"\xff\"}\n"), "line 1: not valid JSON"));
+  // As a download ends that was cut short: the message quoted the whole document.
+  const std::string cut = complaint("a.jsonl", "{\"text\": \"" + std::string(100000, 'x'));
+  EXPECT_TRUE(has(cut, "line 1: not valid JSON (byte 100011: syntax error") && has(cut, "each line must be")) << cut;
+  EXPECT_LT(cut.size(), 500u);
   EXPECT_TRUE(has(complaint("a.txt", ""), "no text"));
   EXPECT_TRUE(has(complaint("a.txt.gz", "x"), "unpack"));
   EXPECT_TRUE(has(complaint("a.txt", std::string("\xff\xfe"
