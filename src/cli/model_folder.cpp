@@ -1,6 +1,14 @@
 #include "cli/model_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "base/files.h"
+#include "base/refused.h"
 #include "data/checkpoints.h"
 #include "host/engine.h"
 
@@ -82,6 +90,26 @@ void copy_file_to(const fs::path& from, const fs::path& folder) {
   write_file(folder / from.filename(), MappedFile(from, MappedFile::Access::sequential).bytes());
 }
 
+// Makes and locks the folder in which a result is staged: two writers would mix their files.
+static int make_alone(const fs::path& staged, const fs::path& result) {
+  while (true) {
+    make_folders(staged);
+    const int fd = ::open(staged.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) continue;
+    if (fd < 0) refused_path("write", staged, errno);
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {  // other errors: a file system without locks
+      ::close(fd);
+      bad_input("cannot write ", result.string(),
+                ": another process is writing it: wait until it ends, or give another folder");
+    }
+    struct stat mine, there;
+    if (::fstat(fd, &mine) == 0 && ::stat(staged.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+        mine.st_dev == there.st_dev)
+      return fd;
+    ::close(fd);  // the other one finished between our open and our lock, and this is its result
+  }
+}
+
 StagedFolder::StagedFolder(const std::string& result) {
   if (result.empty()) bad_input("--out is empty: give the folder to write");
   result_ = fs::absolute(result).lexically_normal();
@@ -90,13 +118,14 @@ StagedFolder::StagedFolder(const std::string& result) {
   if (fs::exists(result_, none) && !(fs::is_directory(result_, none) && fs::is_empty(result_, none)))
     bad_input(result_.string(), " exists; remove it or give another folder");
   staged_ = result_.parent_path() / concat(".writing-", result_.filename().string());
-  fs::remove_all(staged_, none);
-  make_folders(staged_);
+  lock_ = make_alone(staged_, result_);
+  for (const auto& rest : fs::directory_iterator(staged_, none)) fs::remove_all(rest.path(), none);  // of one that died
 }
 
 StagedFolder::~StagedFolder() {
   std::error_code none;
-  fs::remove_all(staged_, none);
+  if (!committed_) fs::remove_all(staged_, none);  // while we still hold its lock
+  ::close(lock_);
 }
 
 void StagedFolder::commit() {
@@ -104,6 +133,7 @@ void StagedFolder::commit() {
   std::error_code none;
   if (fs::exists(result_, none)) fs::remove(result_, none);  // an empty folder
   rename_durably(staged_, result_);
+  committed_ = true;
 }
 
 }  // namespace octet

@@ -39,7 +39,8 @@ inline constexpr const char* kTokenizerFiles[] = {
     "vocab.json",      "merges.txt",     "chat_template.jinja"};
 void copy_file_to(const std::filesystem::path& from, const std::filesystem::path& folder);
 
-// A folder beside the result, removed unless it became the result. The result must not exist, or be an empty folder.
+// A folder beside the result, removed unless it became the result. The result must not exist, or be an empty folder. It
+// has one writer at a time (a second one gets an InputError).
 class StagedFolder {
  public:
   explicit StagedFolder(const std::string& result);
@@ -51,6 +52,8 @@ class StagedFolder {
 
  private:
   std::filesystem::path result_, staged_;
+  int lock_ = -1;
+  bool committed_ = false;
 };
 
 }  // namespace octet

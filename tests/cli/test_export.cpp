@@ -1,4 +1,6 @@
 // octet export writes what transformers loads: the tensors that were imported or trained, nothing else.
+#include <sys/file.h>
+
 #include "cli/tensors.h"
 #include "cli/tiny_run.h"
 #include "config/model.h"
@@ -190,6 +192,22 @@ TEST(Export, RefusesWhatItCannotWrite) {
   expect_done(exported(model, folder / "wide", {"--dtype", "bfloat16"}));
   EXPECT_FALSE(fs::exists(out));
   EXPECT_EQ(folder.entries(), 3);  // model, file, wide
+}
+
+// A second one removed what the first had staged, and the first made a folder of the second's half of its result.
+TEST(Export, TwoDoNotWriteTheSameFolderAtOnce) {
+  const Scratch folder;
+  const fs::path staged = folder / ".writing-hf";
+  fs::create_directory(staged);
+  folder.write(".writing-hf/other.safetensors", "half");
+  const int other = ::open(staged.c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  expect_refused(exported(golden("llama-mha"), folder / "hf"), {"hf: another process is writing it"});
+  EXPECT_EQ(read_file(staged / "other.safetensors"), "half");
+  ::close(other);  // it died
+  expect_done(exported(golden("llama-mha"), folder / "hf"));
+  EXPECT_FALSE(fs::exists(folder / "hf/other.safetensors"));
+  EXPECT_EQ(folder.entries(), 1);
 }
 
 TEST(Export, AFullDiskIsTheSystemsFaultAndLeavesNothing) {
