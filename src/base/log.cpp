@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/progress.h"
+
 namespace octet {
 namespace {
 
@@ -46,10 +48,11 @@ class SplitSink final : public spdlog::sinks::sink {
   void set_formatter(std::unique_ptr<spdlog::formatter>) override {}  // each stream has its own pattern
   void set_pattern(const std::string&) override {}
   void set_patterns(const std::string& prefix) {
-    // A line that replaces a progress bar on a terminal clears it first; the bar is drawn again below.
-    const auto clear = [](int stream) { return isatty(stream) ? "\r\033[K" : ""; };
-    out_.set_pattern(clear(STDOUT_FILENO) + prefix + "%v");
-    err_.set_pattern(clear(STDERR_FILENO) + prefix + "%l: %v");
+    // A line that replaces a progress bar on a terminal clears it first; the bar is drawn again below. mpirun gives its
+    // ranks a terminal for standard output, wherever that goes, but none for standard error, and so no bar.
+    const std::string clear = draws_bars() ? "\r\033[K" : "";
+    out_.set_pattern((isatty(STDOUT_FILENO) ? clear : "") + prefix + "%v");
+    err_.set_pattern(clear + prefix + "%l: %v");
   }
 
  private:

@@ -68,10 +68,14 @@ std::string with_commas(int64_t n) {
   return text;
 }
 
+bool draws_bars() {
+  const char* kind = std::getenv("TERM");
+  return isatty(STDERR_FILENO) && kind && std::string_view(kind) != "dumb";
+}
+
 Progress::Progress(ProgressSetup setup)
     : setup_(std::move(setup)), start_(Clock::now()), drawn_(start_), done_(setup_.done) {
-  const char* kind = std::getenv("TERM");
-  terminal_ = setup_.shown && isatty(STDERR_FILENO) && kind && std::string_view(kind) != "dumb";
+  terminal_ = setup_.shown && draws_bars();
 }
 
 Progress::~Progress() {

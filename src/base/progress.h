@@ -12,6 +12,8 @@ std::string human_count(double count);       // "950", "12.3k", "6.74B"
 std::string human_duration(double seconds);  // "0.45 s", "12 s", "3m 05s", "2h 07m", "4d 02h"
 std::string with_commas(int64_t n);          // "6,738,415,616"
 
+bool draws_bars();  // whether standard error is a terminal that can be drawn on
+
 struct ProgressSetup {
   std::string what;          // "tokenizing"
   int64_t total = 0;         // 0: unknown

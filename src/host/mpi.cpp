@@ -176,6 +176,14 @@ Place find_place() {
   return p;
 }
 
+std::string name_of_mpi() {  // "Open MPI v4.1.4", the first words of a long text
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_CHECK(MPI_Get_library_version(text, &length));
+  const std::string all(text, size_t(length));
+  return all.substr(0, all.find_first_of(",\n"));
+}
+
 }  // namespace
 
 std::unique_ptr<Host> mpi_host(int* argc, char*** argv) {
@@ -194,7 +202,12 @@ std::unique_ptr<Host> mpi_host(int* argc, char*** argv) {
   // Errors come back as codes, so that the message says which rank met them
   MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   if (provided < MPI_THREAD_FUNNELED) throw SystemError("this MPI does not allow a process to have threads");
-  return std::make_unique<MpiHost>(MPI_COMM_WORLD, find_place());
+  auto host = std::make_unique<MpiHost>(MPI_COMM_WORLD, find_place());
+  if (host->size() < l.ranks)  // the mpirun of another MPI, or an interface of srun's that this one does not speak
+    bad_input(l.ranks, " ranks were started, but not in a way that the MPI of this octet (", name_of_mpi(),
+              ") knows: it sees ", host->size(), ", which would train alone: start them with its own mpirun, or with ",
+              "srun --mpi=pmix");
+  return host;
 }
 
 }  // namespace octet

@@ -173,15 +173,23 @@ void run_threads(int size, const std::function<void(Host&)>& body) {
   const auto world = std::make_shared<Group>(run, size);
   {
     std::vector<std::jthread> threads;
-    for (int r = 0; r < size; ++r)
-      threads.emplace_back([&, r] {
-        ThreadHost host(world, {r, r % local, local});
-        try {
-          body(host);
-        } catch (...) { run.end(std::current_exception()); }
+    const auto rank = [&](int r) {
+      ThreadHost host(world, {r, r % local, local});
+      try {
+        body(host);
+      } catch (...) { run.end(std::current_exception()); }
+      const std::lock_guard lock(run.mutex);
+      run.rest();
+    };
+    try {
+      for (int r = 0; r < size; ++r) threads.emplace_back(rank, r);
+    } catch (...) {  // no thread is left to start: those that run wait for the others
+      {
         const std::lock_guard lock(run.mutex);
-        run.rest();
-      });
+        run.threads = int(threads.size());
+      }
+      run.end(std::current_exception());
+    }
   }
   if (run.error) std::rethrow_exception(run.error);
 }

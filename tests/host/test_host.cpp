@@ -1,9 +1,13 @@
 // Hosts: what ranks say arrives; groups form by colour; machines are counted; a rank that fails ends the others.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -142,6 +146,28 @@ TEST(Threads, AbortEndsTheOthers) {
     else host.barrier();
   };
   EXPECT_THROW(run_threads(3, body), SystemError);
+}
+
+// Those that had been started waited for the rest without end.
+TEST(Threads, AThreadThatCannotBeStartedEndsTheRun) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers reserve more addresses than there are";
+#endif
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const rlimit some{rlim_t{2} << 30, rlim_t{2} << 30};
+    ::setrlimit(RLIMIT_AS, &some);
+    try {
+      run_threads(5000, [](Host& host) { host.barrier(); });
+    } catch (const std::system_error& e) {
+      ::_exit(e.code() == std::errc::resource_unavailable_try_again ? 7 : 8);
+    } catch (...) { ::_exit(9); }
+    ::_exit(10);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 TEST(Threads, LocalSizeFromTheEnvironment) {

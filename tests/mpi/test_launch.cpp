@@ -52,5 +52,31 @@ TEST_F(Mpi, ARunGoesOnOnOtherMachines) {
   for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(got[i], want[i], 1e-6 * want[i]) << "step " << i + 1;
 }
 
+// mpirun's ranks have a terminal for standard output: each line in a log file began with the codes that clear a bar.
+TEST_F(Mpi, LinesOfARunHaveNoControlCodes) {
+  const TinyRun tiny;
+  const Ran r = run(words(tiny, "4", {"checkpoint.dir=", "training.stop_after=1"}));
+  expect_done(r, {"rank 0: step 1/10"});
+  EXPECT_EQ(r.out.find_first_of("\r\x1b"), std::string::npos) << r;
+  EXPECT_EQ(r.err.find('\x1b'), std::string::npos) << r;
+}
+
+// As MPICH's mpirun starts the ranks of a program of Open MPI: each would be a run of its own, in the same folder.
+TEST_F(Mpi, RanksThatTheLibraryDoesNotKnowOfAreRefused) {
+  expect_refused(run({"env", "PMI_SIZE=2", "PMI_RANK=0", OCTET_BINARY, "plan", CONFIGS "/tiny_llama.json"}),
+                 {"2 ranks were started", "it sees 1", "its own mpirun"});
+}
+
+// Open MPI would send its few messages through the EFA cards, which p5-mpirun leaves to NCCL. srun: a stand-in.
+TEST(Launch, UnderSlurmMpiIsToldWhatMpirunTellsIt) {
+  const Scratch bin;
+  const std::filesystem::path srun = bin.write("srun", "#!/bin/sh\necho \"$*\"\nenv\n");
+  std::filesystem::permissions(srun, std::filesystem::perms::owner_all);
+  const Ran r = run({"env", concat("PATH=", srun.parent_path().string(), ":", std::getenv("PATH")),
+                     "SLURM_SUBMIT_DIR=" CONFIGS "/..", CONFIGS "/../scripts/launch/p5.sbatch", "CONFIG", "a.b=c d"});
+  expect_done(r, {"build/octet train CONFIG a.b=c d\n", "\nOMPI_MCA_pml=ob1\n", "\nOMPI_MCA_btl=tcp,self\n",
+                  "\nOMPI_MCA_btl_tcp_if_exclude=lo,docker0\n", "\nFI_PROVIDER=efa\n"});
+}
+
 }  // namespace
 }  // namespace octet
