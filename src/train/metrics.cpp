@@ -204,9 +204,10 @@ void Metrics::saved(const std::string& folder, double waited) {
 
 void Metrics::not_saved(const NotSaved& s) {
   if (!speaks_) return;
-  log_error("step ", s.step, " is not saved: ", s.why, "; the run goes on, and saves next at step ", s.next, ". ",
+  log_error("step ", s.step, " is not saved: ", s.why,
+            s.next ? concat("; the run goes on, and saves next at step ", s.next) : std::string("; the run ends"), ". ",
             s.newest.empty() ? std::string("Nothing is saved yet") : concat("The newest checkpoint is ", s.newest));
-  if (s.failed > 1)
+  if (s.failed > 1 && s.next)
     log_error("THE LAST ", s.failed, " SAVES HAVE FAILED: if the run ended now, ", human_duration(seconds_ - saved_at_),
               " of training would be lost on all ranks. Act now");
 }

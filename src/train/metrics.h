@@ -25,7 +25,7 @@ class Metrics {
   void saving();  // what is saved is the state of now
   void saved(const std::string& folder, double waited);
   struct NotSaved {
-    int64_t step, next, failed;  // of this save, of the next one; saves that failed in a row
+    int64_t step, next, failed;  // of this save, of the next one (0: the run ends); saves that failed in a row
     std::string why, newest;     // newest: the checkpoint that a resume would take; "" if there is none
   };
   void not_saved(const NotSaved&);

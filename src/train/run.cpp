@@ -204,8 +204,10 @@ class Run {
       result_.loss = r.loss;
       metrics_->step(r);
       skipped_in_a_row_ = r.state.skip ? skipped_in_a_row_ + 1 : 0;
-      if (const int64_t most = config_.training.max_skipped; most && skipped_in_a_row_ >= most)
+      if (const int64_t most = config_.training.max_skipped; most && skipped_in_a_row_ >= most) {
+        saves_.settle(*trainer_);  // of weights that these steps did not change: perhaps all there is to go back to
         throw Diverged(concat("steps ", r.step - most + 1, " to ", r.step, " were all skipped (training.max_skipped)"));
+      }
       if (r.health.step) metrics_->alarms(health_.alarms(r.health));
     }
   }

@@ -54,6 +54,10 @@ void Saves::finish(Trainer& trainer, Kind kind) {
   } catch (const AttemptFailed& e) { failed(e, kind, step, trainer); }
 }
 
+void Saves::settle(Trainer& trainer) {
+  if (writer_.under_way()) finish(trainer, Kind::late);
+}
+
 void Saves::advance(Trainer& trainer) {
   if (!writer_.under_way()) return;
   const int64_t step = writer_.step();
@@ -77,7 +81,9 @@ void Saves::failed(const AttemptFailed& e, Kind kind, int64_t step, const Traine
   saved_ = -1;
   const int64_t every = config_.checkpoint.every, last = total_steps(config_, trainer.done());
   metrics_->not_saved({.step = step,
-                       .next = every > 0 ? std::min((trainer.steps_done() / every + 1) * every, last) : last,
+                       .next = kind == Kind::late ? 0
+                               : every > 0        ? std::min((trainer.steps_done() / every + 1) * every, last)
+                                                  : last,
                        .failed = ++failed_,
                        .why = e.what(),
                        .newest = newest});

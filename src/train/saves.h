@@ -12,7 +12,8 @@ int64_t checkpoint_room(const RunConfig&, const Host&);  // bytes of host memory
 
 class Saves {
  public:
-  enum class Kind : uint8_t { periodic, last };  // last: before the run ends, or is rebuilt from it
+  // last: before the run ends, or is rebuilt from it. late: it was under way when the run failed.
+  enum class Kind : uint8_t { periodic, last, late };
   // from: the checkpoint that the run continues, or "".
   Saves(const RunConfig&, Host&, Watchdog&, std::string from);
   void tell(Metrics& metrics) { metrics_ = &metrics; }
@@ -22,6 +23,9 @@ class Saves {
   // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
   // again. Nothing is done where the step is saved already, or nothing is to be.
   void save(Trainer&, const RunState&, Kind);
+  // Before all ranks end the run: waits for the save under way. Where a rank fails alone it is dropped: the others
+  // cannot complete it.
+  void settle(Trainer&);
   void forget() { saved_ = -1; }                 // the step is to be saved again
   void resumed(int64_t step) { saved_ = step; }  // what is at that step is saved
   // Whether a save would hold the weights of one that there is: all steps since were skipped.

@@ -2,6 +2,8 @@
 // says of data that are not those of before.
 #include "cpu/whole_run.h"
 #include "data/checkpoints.h"
+#include "host_wrapper.h"
+#include "ranks.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -104,6 +106,40 @@ TEST_F(Course, SavesNothingAnewWhileAllStepsAreSkipped) {
   const TrainResult r = train(saving(with(each, {"training.steps=6"})));
   EXPECT_EQ(r.step, 6);
   EXPECT_EQ(saved(), (std::vector<int64_t>{5, 6}));
+}
+
+// It is of weights from before them. A save is completed at the second step after its own, if not waited for.
+TEST_F(Course, ASaveUnderWayIsFinishedBeforeSkippedStepsEndTheRun) {
+  const Changes at_once = with(kBreaks, {"checkpoint.every=1", "training.max_skipped=1"});
+  const auto ends = [&](const Changes& changes, Host& host) {
+    testing::internal::CaptureStderr();
+    const std::string said = error_of<Error>([&] { train(saving(changes), host); });
+    EXPECT_TRUE(has(said, "steps 2 to 2 were all skipped")) << said;
+    return testing::internal::GetCapturedStderr();
+  };
+  LoneHost lone;
+  EXPECT_EQ(ends(at_once, lone), "");
+  EXPECT_EQ(saved(), std::vector<int64_t>{1});
+  run_ranks(2, [&](Host& host) {
+    const std::string said = error_of<Error>([&] { train(saving(with(at_once, {"checkpoint.resume=none"})), host); });
+    EXPECT_TRUE(has(said, "steps 2 to 2 were all skipped")) << said;
+  });
+  EXPECT_EQ(saved(), std::vector<int64_t>{1});
+
+  struct Losing : HostWrapper {  // the folder that is written, at the boundary of the second step (Run::meet)
+    Losing(Host& host, fs::path from, fs::path to) : HostWrapper(host), from_(std::move(from)), to_(std::move(to)) {}
+    void all_gather(void* all, const void* mine, size_t bytes) override {
+      if (bytes == 3 && ++steps_ == 2) fs::rename(from_, to_);
+      HostWrapper::all_gather(all, mine, bytes);
+    }
+    const fs::path from_, to_;
+    int steps_ = 0;
+  };
+  fs::remove_all(dir());
+  Losing losing(lone, dir() / ".saving-00000001", folder_ / "lost");
+  const std::string told = ends(at_once, losing);
+  EXPECT_TRUE(has(told, "step 1 is not saved: ") && has(told, "; the run ends. Nothing is saved yet")) << told;
+  EXPECT_TRUE(saved().empty());
 }
 
 TEST_F(Course, AResumeOnOtherDataOrInAnotherOrderWarns) {
