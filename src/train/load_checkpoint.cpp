@@ -4,10 +4,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "base/json.h"
 #include "base/log.h"
-#include "config/config_file.h"
 #include "data/checkpoints.h"
 #include "data/ordered_parallel.h"
 #include "ops/tune.h"
@@ -146,30 +146,54 @@ void read_scales(Session& s, const fs::path& folder, const Integrity& integrity)
   integrity.compare_file(path.filename());
 }
 
-// Weights of the same shapes may be another model's: of other heads, of another rotary base. On purpose maybe, for a
-// longer context; if not, the loss jumps, and nothing says why.
-void warn_of_another_model(const Session& s, const fs::path& folder) try {
-  if (s.host.rank() != 0 || !fs::exists(folder / "config.json")) return;
-  const auto fields = [](const ModelConfig& m) { return write_config_file(m, ""); };
+// What of the model is not as it was saved, under the names of the config's options. Empty where no whole config.json
+// tells.
+std::vector<std::string> changes_of_model(const ModelConfig& now, const fs::path& folder) try {
+  if (!fs::exists(folder / "config.json")) return {};
+  const auto fields = [](ModelConfig m) {
+    const int64_t window = std::exchange(m.sliding_window, 0);  // with one, transformers' Llama has another name
+    json all = write_model_config(m, 4);
+    all["sliding_window"] = window;
+    return all;
+  };
   const json saved = fields(load_model_config(folder));
-  json ours = fields(s.config.model);
+  json ours = fields(now);
   for (const auto& [key, value] : saved.items())
     if (!ours.contains(key)) ours[key] = nullptr;  // such as rope_scaling, which a model without has not
-  constexpr std::array kOthers{"max_position_embeddings",
-                               "initializer_range",
-                               "router_aux_loss_coef",
-                               "router_jitter_noise",
-                               "output_router_logits",
-                               "rope_parameters",  // as rope_theta
-                               "bos_token_id",
-                               "eos_token_id"};
+  constexpr std::array kOthers{
+      "architectures",       "max_position_embeddings", "initializer_range", "router_aux_loss_coef",
+      "router_jitter_noise", "output_router_logits",    "bos_token_id",      "eos_token_id"};
+  std::vector<std::string> changes;
   for (const auto& [key, value] : ours.items()) {
     const bool computes = std::find(kOthers.begin(), kOthers.end(), key) == kOthers.end();
-    if (const json before = saved.value(key, json()); computes && before != value)
-      log_warning(folder.string(), ": model.", key, " was ", show(before), " and is ", show(value),
-                  " now: the weights go on as another model");
+    const json before = saved.value(key, json());
+    if (!computes || before == value) continue;
+    const std::string change = concat("model.", key, " was ", show(before), " and is ", show(value));
+    if (key == "model_type") return {change};  // which says it all
+    changes.push_back(change);
   }
-} catch (const InputError&) {  // no whole config.json, and no checksums that would have told so
+  return changes;
+} catch (const InputError&) { return {}; }  // there are no checksums that would have told so
+
+// Weights of the same shapes may be another model's: of other heads, of another rotary base. On purpose maybe, for a
+// longer context; if not, the loss jumps, and nothing says why. Those of other shapes cannot go on: then the config is
+// to blame, not the checkpoint, of which check_names() thinks.
+void check_model(const Session& s, const SafetensorsModel& model, const fs::path& folder) {
+  const bool first = s.host.rank() == 0;
+  const std::vector<std::string> changes =
+      first ? changes_of_model(s.config.model, folder) : std::vector<std::string>{};
+  std::string all;
+  for (const std::string& change : changes) all += (all.empty() ? "" : ", ") + change;
+  all = of_rank_0(s.host, all);
+  try {
+    check_names(names_of(s.params), model, hf_layout(s.config.model));
+  } catch (const InputError&) {
+    if (all.empty()) throw;
+    bad_input(folder.string(), " holds another model than this run's: ", all,
+              ". Give the model that was saved; or --resume none, and a checkpoint.dir of its own, to train this one");
+  }
+  for (const std::string& change : changes)
+    log_warning(folder.string(), ": ", change, " now: the weights go on as another model");
 }
 
 // A dynamic loss scale goes on where it stood; a static one is the config's.
@@ -247,8 +271,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
 
   Integrity integrity(s.host, folder);
   const auto model = opened<SafetensorsModel>(folder / "model.safetensors");
-  check_names(names_of(s.params), model, hf_layout(s.config.model));
-  warn_of_another_model(s, folder);
+  check_model(s, model, folder);
   read_slices(s, model, integrity, [](auto& p, auto&& f) { for_each_master(p, f); });
   if (rank_0_sees(s.host, folder / "optimizer.safetensors")) {
     const auto moments = opened<SafetensorsModel>(folder / "optimizer.safetensors");

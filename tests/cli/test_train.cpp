@@ -85,7 +85,8 @@ TEST(Train, DamagedCheckpointsAreRefused) {
   write_file(folder + "state.json", "{}");
   expect_refused(tiny.train({"training.steps=12"}), {"state.json", "missing"});
   write_file(folder + "state.json", state);
-  expect_refused(tiny.train({"training.steps=12", "model.num_hidden_layers=3"}), {"model.layers.2."});
+  expect_refused(tiny.train({"training.steps=12", "model.num_hidden_layers=3"}),
+                 {"model.num_hidden_layers was 2 and is 3"});
   expect_done(tiny.train({"training.steps=12"}), {"step 12/12"});
 }
 

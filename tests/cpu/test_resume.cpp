@@ -152,6 +152,23 @@ TEST_F(Resume, AnotherModelOfTheSameShapesIsToldOf) {
   const std::string heads = said(config({"model.num_attention_heads=2", "model.num_key_value_heads=1"}), at);
   EXPECT_TRUE(has(heads, "model.num_attention_heads was 4 and is 2")) << heads;
 
+  const auto once = [](const std::string& text, const char* part) {
+    return has(text, part) && std::count(text.begin(), text.end(), '\n') == 1;
+  };
+  const RunConfig windowed = config({"model.sliding_window=8", "checkpoint.keep=0"});  // transformers calls it Mistral
+  const std::string window = said(windowed, at);
+  EXPECT_TRUE(once(window, "step-00000001: model.sliding_window was 0 and is 8 now")) << window;
+  TinyTrainer narrow(windowed);
+  narrow.run(4);
+  const std::string wide = said(config(), narrow.save());
+  EXPECT_TRUE(once(wide, "step-00000004: model.sliding_window was 8 and is 0 now")) << wide;
+
+  const Changes neox{"model.model_type=gpt_neox", "model.num_key_value_heads=4", "checkpoint.keep=0"};
+  TinyTrainer exact(config(neox));
+  exact.run(5);
+  const std::string act = said(config(with(neox, {"model.hidden_act=gelu_new"})), exact.save());
+  EXPECT_TRUE(once(act, "model.hidden_act was \"gelu\" and is \"gelu_new\" now")) << act;
+
   const RunConfig longer = config({"model.rope_type=linear", "model.rope_factor=4"});
   const std::string added = said(longer, at);
   EXPECT_TRUE(has(added, "model.rope_scaling was null and is {")) << added;
@@ -165,6 +182,33 @@ TEST_F(Resume, AnotherModelOfTheSameShapesIsToldOf) {
   mixtral.run(3);
   const std::string chosen = said(config(with(experts, {"model.num_experts_per_tok=1"})), mixtral.save());
   EXPECT_TRUE(has(chosen, "model.num_experts_per_tok was 2 and is 1")) << chosen;
+}
+
+// Not the checkpoint is wrong, whose config.json describes its weights, but the run's config: that is what is said, and
+// on all ranks the same.
+TEST_F(Resume, AnotherModelOfOtherShapesIsRefusedByTheOptionsThatDiffer) {
+  const auto refused = [&](const Changes& changes, const fs::path& at) {
+    std::array<std::string, 2> said;
+    run_ranks(2, [&](Host& host) {
+      TinyTrainer t(config(changes), host);
+      said[size_t(host.rank())] = error_of<InputError>([&] { load_checkpoint(t, at); });
+    });
+    EXPECT_EQ(said[0], said[1]);
+    return said[0];
+  };
+  const Changes tied{"model.tie_word_embeddings=true"};
+  TinyTrainer t(config()), with_one_table(config(tied));
+  t.run(1), with_one_table.run(2);
+  const fs::path own_head = t.save(), no_head = with_one_table.save();
+  const std::string from = own_head.string() + " holds another model than this run's: model.";
+  const std::string tie = refused(tied, own_head), untie = refused({}, no_head),
+                    wider = refused({"model.hidden_size=64"}, own_head);
+  EXPECT_TRUE(has(tie, from + "tie_word_embeddings was false and is true. Give the model that was saved; or ")) << tie;
+  EXPECT_TRUE(has(untie, "model.tie_word_embeddings was true and is false. ")) << untie;
+  EXPECT_TRUE(has(wider, "model.hidden_size was 32 and is 64, model.head_dim was 8 and is 16. ")) << wider;
+
+  const std::string other = refused({"model.model_type=gpt_neox", "model.num_key_value_heads=4"}, own_head);
+  EXPECT_TRUE(has(other, from + "model_type was \"llama\" and is \"gpt_neox\". ")) << other;
 }
 
 // A slot that the checkpoint did not have begins cold, at whatever point of fp8.interval the others are.
