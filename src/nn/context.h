@@ -72,9 +72,10 @@ struct Context {
   // Runs kernel(y), the producer of y. If y's slot has no history yet (or under the recipe "current"), runs it twice:
   // the first time only measures amax, from which comes a scale for this cast alone. In a step that examines FP8
   // health, runs it once more, with the largest possible scale: codes that are zero even then were zero before the
-  // cast.
+  // cast. What it takes of scratch it gives back: how many casts there are, expert by expert, the routing decides.
   template <class F>
   void produce(Operand y, F&& kernel) const {
+    const Arena::Scope scope(scratch);
     const bool quantised = y.q || y.q_t;
     const Tensor counts = quantised ? scaling.counts(y.slot) : Tensor{}, codes = y.q ? y.q : y.q_t;
     if (quantised && scaling.measures_first(y.slot)) {
