@@ -176,8 +176,10 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
                            s.warmup_steps > 0 ? "schedule.warmup_steps" : "schedule.warmup_tokens",
                            "): the learning rate never reaches schedule.lr"));
   else if (total > 0 && decay > 0 && warmup + decay > total)
-    lines.push_back(concat("warm-up (", warmup, " steps) and decay (schedule.decay_steps: ", decay, ") exceed the ",
-                           total, " steps of the run: the decay is shorter"));
+    lines.push_back(
+        concat("warm-up (", warmup, " steps) and decay (schedule.",
+               s.decay_steps > 0 ? concat("decay_steps: ", decay) : concat("decay_fraction: ", decay, " steps"),
+               ") exceed the ", total, " steps of the run: the decay is shorter"));
   return lines;
 }
 

@@ -244,6 +244,10 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect(
       {"schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_steps=51"},
       "warm-up (50 steps) and decay (schedule.decay_steps: 51) exceed the 100 steps of the run: the decay is shorter");
+  expect(
+      {"schedule.kind=wsd", "schedule.warmup_steps=50", "schedule.decay_fraction=0.6"},
+      "warm-up (50 steps) and decay (schedule.decay_fraction: 60 steps) exceed the 100 steps of the run: the decay is "
+      "shorter");
   expect({"schedule.warmup_steps=100"}, "");
   expect({"schedule.min_lr=0", "schedule.kind=constant"}, "schedule.min_lr (0) is not used: schedule.kind is constant");
   expect({"schedule.lr=0.7", "schedule.kind=constant"}, "");
