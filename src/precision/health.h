@@ -44,10 +44,13 @@ class HealthWatch {
   std::vector<std::string> alarms(const HealthReport&);
   // Layers (as layer_of() names them) with fp8.fallback_after alarms in a row; they are forgotten once taken.
   std::vector<std::string> take_fallbacks();
+  // Alarms in a row, by layer: a resumed run counts on.
+  const std::map<std::string, int64_t>& in_a_row() const { return in_a_row_; }
+  void resume(const std::map<std::string, int64_t>& in_a_row) { in_a_row_ = in_a_row; }
 
  private:
   const Fp8Config& config_;
-  std::map<std::string, int64_t> in_a_row_;  // by layer
+  std::map<std::string, int64_t> in_a_row_;
 };
 
 // "a.weight", "a.weight.x" and "a.weight.dy" belong to "a"; all experts' w1 to "experts.*.w1". A

@@ -79,6 +79,7 @@ Deferred state_to_write(Session& s, const fs::path& folder, const RunState& r) {
     state["loss_scale"] = r.counters.loss_scale;
     state["good_steps"] = r.counters.good_steps;
   }
+  if (!r.alarms.empty()) state["alarms"] = r.alarms;
   const json model =
       write_config_file(s.config.model, s.config.precision.master_dtype == DType::bf16 ? "bfloat16" : "float32");
   return [=, plans = export_plans(s.device), tokenizer = std::string(*s.config.data.tokenizer)] {

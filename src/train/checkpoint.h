@@ -5,7 +5,7 @@
 //   optimizer.safetensors  NAME.m and NAME.v, moments
 //   fp8.safetensors        scales and histories by name, where there are any; other ranks' own: fp8.rank-N.safetensors
 //   state.json             step, samples, tokens, counters, loss scale, resolved config, fingerprints, layers that left
-//                          FP8
+//                          FP8, alarms in a row of those that may
 //   plans.jsonl            the product plans that timing chose, so that a resumed run computes the same bits
 //   tokenizer.model        where data.tokenizer names it
 //   checksums.json         of every tensor and file above (data/checksums.h)
@@ -30,6 +30,7 @@ struct RunState {
   StepState counters;
   uint64_t data = 0, validation = 0, tokenizer = 0;  // fingerprints; 0: unknown
   std::vector<std::string> fallbacks{};              // layers that fp8.fallback took out of FP8
+  std::map<std::string, int64_t> alarms{};           // in a row, of layers that have not left yet
   int64_t tokens_per_step = 0;                       // of the config that is saved; 0: unknown
 };
 

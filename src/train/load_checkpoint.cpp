@@ -229,6 +229,17 @@ static std::vector<std::string> fallbacks_in(const json& state, const fs::path& 
   return layers;
 }
 
+static std::map<std::string, int64_t> alarms_in(const json& state, const fs::path& folder) {
+  const json counts = state.value("alarms", json::object());
+  std::map<std::string, int64_t> alarms;
+  for (const auto& [layer, count] : counts.items()) {
+    if (!count.is_number_unsigned())
+      bad_input((folder / "state.json").string(), ": 'alarms' does not count those of layers");
+    alarms[layer] = count.get<int64_t>();
+  }
+  return alarms;
+}
+
 std::vector<std::string> fallbacks_of(Host& host, const fs::path& folder) {
   return fallbacks_in(state_of_rank_0(host, folder), folder);
 }
@@ -263,6 +274,7 @@ RunState load_checkpoint(Trainer& trainer, const std::filesystem::path& folder) 
   r.validation = fingerprint("validation");
   r.tokenizer = fingerprint("tokenizer");
   r.fallbacks = fallbacks_in(state, folder);
+  r.alarms = alarms_in(state, folder);
   const int64_t seq_len = saved_option(state, "seq_len");
   r.tokens_per_step = saved_option(state, "global_batch_size") * seq_len;
   if (state.contains("tokens")) r.done.tokens = number("tokens", uint64_t{1} << 62);

@@ -3,7 +3,6 @@
 #include <array>
 #include <filesystem>
 #include <optional>
-#include <set>
 
 #include "base/log.h"
 #include "config/globs.h"
@@ -88,16 +87,19 @@ class Run {
       const bool stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
       const bool saves = asked || (config_.checkpoint.every && step % config_.checkpoint.every == 0);
-      if (step == last || ends || stops || evaluates || saves) log_through(step);
+      // Waited for: a layer leaves FP8 after the step whose alarm was one too many, not a step later where nothing else
+      // waits. So a run that was interrupted does what a whole one does.
+      const bool measured = config_.fp8.fallback && config_.log.fp8_every && step % config_.log.fp8_every == 0;
+      if (step == last || ends || stops || evaluates || saves || measured) log_through(step);
       if (evaluates || step == last) evaluate();
+      const bool falls_back = take_fallbacks();
       if (ends || stops || step == last) save(Saves::Kind::last);
+      else if (falls_back) rebuild();
       else if (asked || (saves && !saves_.repeats(step, skipped_in_a_row_))) save(Saves::Kind::periodic);
       if (ends || stops) {
         result_.end = ends ? TrainResult::End::signalled : TrainResult::End::stopped;
         break;
       }
-      if (const std::vector<std::string> layers = health_.take_fallbacks(); !layers.empty() && step < last)
-        fall_back(layers);
     }
     result_.step = trainer_->steps_done();
     result_.checkpoint = saves_.newest();
@@ -147,16 +149,17 @@ class Run {
     trainer_ = std::make_unique<Trainer>(config_, host_, plan_, options_for(config_, host_));
     watchdog_.watch(&trainer_->session);
   }
-  // At a step boundary, through a checkpoint: from here on the run does what a resumed one would.
-  void fall_back(std::vector<std::string> layers) {
-    log_through(trainer_->steps_done());
-    const std::vector<std::string> more = health_.take_fallbacks();  // of the last step
-    layers.insert(layers.end(), more.begin(), more.end());
-    for (const std::string& layer : std::set<std::string>(layers.begin(), layers.end())) {
+  bool take_fallbacks() {
+    const std::vector<std::string> layers = health_.take_fallbacks();
+    for (const std::string& layer : layers) {
       metrics_->fallback(trainer_->steps_done(), layer);
       fallbacks_.push_back(layer);
     }
-    saves_.forget();
+    return !layers.empty();
+  }
+  // At a step boundary, through a checkpoint: from here on the run does what a resumed one would.
+  void rebuild() {
+    log_through(trainer_->steps_done());
     save(Saves::Kind::last);
     build();
     load_checkpoint(*trainer_, saves_.newest());
@@ -167,6 +170,7 @@ class Run {
     const std::string from = from_->string();
     const RunState r = load_checkpoint(*trainer_, from);
     saves_.resumed(r.done.step);
+    health_.resume(r.alarms);
     const uint64_t tokenizer = data_.train.tokenizer_fingerprint();
     if (r.tokenizer && tokenizer && r.tokenizer != tokenizer)
       bad_input(from, " was trained on tokens of a different tokenizer than ", config_.data.train->front(),
@@ -225,7 +229,8 @@ class Run {
                  .data = data_fingerprint_,
                  .validation = validation_fingerprint_,
                  .tokenizer = data_.train.tokenizer_fingerprint(),
-                 .fallbacks = fallbacks_},
+                 .fallbacks = fallbacks_,
+                 .alarms = health_.in_a_row()},
                 kind);
   }
 

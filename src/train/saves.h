@@ -26,7 +26,6 @@ class Saves {
   // Before all ranks end the run: waits for the save under way. Where a rank fails alone it is dropped: the others
   // cannot complete it.
   void settle(Trainer&);
-  void forget() { saved_ = -1; }                 // the step is to be saved again
   void resumed(int64_t step) { saved_ = step; }  // what is at that step is saved
   // Whether a save would hold the weights of one that there is: all steps since were skipped.
   bool repeats(int64_t step, int64_t skipped_in_a_row) const {
