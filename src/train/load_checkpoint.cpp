@@ -105,7 +105,9 @@ void read_scales(Session& s, const fs::path& folder, const Integrity& integrity)
   }
   if (!there) {
     if (s.host.rank() == 0)
-      log_warning(folder.string(), " has no FP8 state: every scale starts cold, measured on its first use");
+      log_warning(folder.string(), " has no FP8 state: ",
+                  s.scaling.options().cold_scale_one ? "scales that come from a history start at 1 (fp8.cold_start)"
+                                                     : "every scale starts cold, measured on its first use");
     return;
   }
   const auto file = opened<SafetensorsFile>(path);

@@ -211,6 +211,22 @@ TEST_F(Resume, AnotherModelOfOtherShapesIsRefusedByTheOptionsThatDiffer) {
   EXPECT_TRUE(has(other, from + "model_type was \"llama\" and is \"gpt_neox\". ")) << other;
 }
 
+TEST_F(Resume, WithoutFp8StateItSaysWhatScalesStartWith) {
+  TinyTrainer t(config());
+  t.run(1);
+  const fs::path at = t.save();
+  for (const auto& [start, how] : {std::pair{"current", "every scale starts cold, measured on its first use"},
+                                   {"one", "scales that come from a history start at 1 (fp8.cold_start)"}}) {
+    TinyTrainer other(config(fp8({concat("fp8.cold_start=", start)})));
+    testing::internal::CaptureStderr();
+    load_checkpoint(other, at);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(has(said, concat("step-00000001 has no FP8 state: ", how))) << said;
+    const DelayedScaling& scaling = other.session.scaling;
+    EXPECT_EQ(scaling.measures_first(scaling.measured(0)), start == std::string("current"));
+  }
+}
+
 // A slot that the checkpoint did not have begins cold, at whatever point of fp8.interval the others are.
 TEST_F(Resume, ANewSlotFitsItsScaleAtOnce) {
   TinyTrainer old(config(fp8({"fp8.exclude=[\"*.down_proj\"]", "fp8.interval=8", "fp8.update_every=step"})));
