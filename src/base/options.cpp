@@ -101,6 +101,12 @@ void OptionBase::read(const json& value, const std::string& where) {
 void OptionBase::read_text(const std::string& text, const std::string& where) {
   json value = text;
   try {
+    value.dump();
+  } catch (const json::exception&) {
+    bad_input(where, ": ", show(value),
+              " is not UTF-8, and what is saved of a run could not hold it: rename the file, ", "or name it by a link");
+  }
+  try {
     json parsed = parse_json(text, where);
     if (parsed.is_string() || !takes_bare_text()) value = std::move(parsed);
   } catch (const InputError&) {  // not JSON: the text itself

@@ -61,7 +61,7 @@ int convert(const Arguments& arguments, Host*) {
                       {"tokens", made.tokens},
                       {"documents", made.documents},
                       {"vocab_size", made.vocab_size}};
-    std::printf("%s\n", report.dump().c_str());
+    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     return 0;
   }
   std::printf("%s: %s tokens of %s documents, vocabulary %s\n", options.output.c_str(),

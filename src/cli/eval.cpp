@@ -278,7 +278,7 @@ int eval(const Arguments& arguments, Host*) {
       std::printf("%s: %s questions, accuracy %.4f, normalised by length %.4f\n", quiz.c_str(),
                   with_commas(a.questions).c_str(), a.plain, a.normalised);
   }
-  if (arguments.has("json")) std::printf("%s\n", report.dump().c_str());
+  if (arguments.has("json")) std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
   return 0;
 }
 

@@ -206,17 +206,16 @@ int run_export(const Arguments& arguments, Host*) {
   if (arguments.has("json")) {
     json names = json::array();
     for (const File& file : files) names.push_back(file.name);
-    std::printf("%s\n", json{{"out", staged.result().string()},
-                             {"from", from.path.string()},
-                             {"dtype", type.name},
-                             {"parameters", count},
-                             {"bytes", total},
-                             {"files", names},
-                             {"vocab_size", model.vocab_size},
-                             {"tokenizer", !tokenizer.files.empty()},
-                             {"nonfinite", copier.nonfinite()}}
-                            .dump()
-                            .c_str());
+    const json report{{"out", staged.result().string()},
+                      {"from", from.path.string()},
+                      {"dtype", type.name},
+                      {"parameters", count},
+                      {"bytes", total},
+                      {"files", names},
+                      {"vocab_size", model.vocab_size},
+                      {"tokenizer", !tokenizer.files.empty()},
+                      {"nonfinite", copier.nonfinite()}};
+    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     return 0;
   }
   std::printf("%s: %s parameters of %s in %s, %s in %zu %s\n", staged.result().c_str(), with_commas(count).c_str(),

@@ -24,7 +24,7 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
   std::vector<std::string> all{"device=" + arguments.text("device")};
   if (dtype != "auto") all.push_back("precision.param_dtype=" + dtype);
   all.insert(all.end(), changes.begin(), changes.end());
-  ModelRun run{.config = parse_config(document.dump(), model, all)};
+  ModelRun run{.config = parse_config(text_of(document, model), model, all)};
   if (run.config.fp8.enabled)
     bad_input("fp8.enabled: models trained in FP8 are evaluated with plain weights; leave it out");
   if (!run.config.log.level.was_given()) run.config.log.level.set(LogLevel::warning);  // standard output is the result
@@ -34,6 +34,14 @@ ModelRun run_of(const Arguments& arguments, const std::string& model, const std:
     run.config.precision.param_dtype.set(run.engine == &cpu::engine() ? DType::f32 : DType::bf16);
   run.target = target_of(*run.engine, run.config);
   return run;
+}
+
+std::string text_of(const json& document, const std::string& model) {
+  try {
+    return document.dump();
+  } catch (const json::exception&) {
+    bad_input("the model ", show(model), " has a name that is not UTF-8: rename it, or name it by a link");
+  }
 }
 
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments& arguments, const std::string& model) {

@@ -18,6 +18,8 @@ struct ModelRun {
 };
 ModelRun run_of(const Arguments&, const std::string& model, const std::vector<std::string>& changes);
 std::vector<OptionSpec> model_run_options();
+// A config that names the model, for parse_config(). InputError: the name is not UTF-8.
+std::string text_of(const json& document, const std::string& model);
 
 // That of --tokenizer, or of the model's folder; null where there is none.
 std::unique_ptr<Tokenizer> find_tokenizer(const Arguments&, const std::string& model);

@@ -34,13 +34,12 @@ int encode(const Arguments& arguments, TokenizeOptions options) {
   const TokenFileHeader made = tokenize(Tokenizer(arguments.text("tokenizer")), options);
   if (progress) progress->finish();
   if (arguments.has("json")) {
-    std::printf("%s\n", json{{"out", options.output.string()},
-                             {"tokens", made.tokens},
-                             {"documents", made.documents},
-                             {"source_bytes", made.source_bytes},
-                             {"vocab_size", made.vocab_size}}
-                            .dump()
-                            .c_str());
+    const json report{{"out", options.output.string()},
+                      {"tokens", made.tokens},
+                      {"documents", made.documents},
+                      {"source_bytes", made.source_bytes},
+                      {"vocab_size", made.vocab_size}};
+    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     return 0;
   }
   std::printf("%s: %s tokens of %s documents, %.2f bytes a token, vocabulary %s\n", options.output.c_str(),
@@ -79,7 +78,7 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
   if (!to_file) return 0;
   if (arguments.has("json")) {
     const json report{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
-    std::printf("%s\n", report.dump().c_str());
+    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
   } else {
     std::printf("%s: %s documents, %s of text\n", from.output.c_str(), with_commas(made.documents).c_str(),
                 human_bytes(double(made.bytes)).c_str());

@@ -31,7 +31,7 @@ int tokenizer(const Arguments& arguments, Host*) {
                       {"vocab_size", made.vocab_size()},
                       {"bos_id", made.bos()},
                       {"eos_id", made.eos()}};
-    std::printf("%s\n", report.dump().c_str());
+    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
     return 0;
   }
   std::printf("%s: %s entries\n", options.output.c_str(), with_commas(made.vocab_size()).c_str());

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "cli/model_folder.h"
+#include "cli/model_run.h"
 #include "cli/ranks.h"
 #include "cli/verify_files.h"
 
@@ -33,7 +34,7 @@ RunConfig config_of(const Arguments& arguments, const Words& words, const std::s
   std::vector<std::string> changes{"precision.param_dtype=" + arguments.text("dtype"),
                                    "device=" + arguments.text("device")};
   changes.insert(changes.end(), words.changes.begin(), words.changes.end());
-  return parse_config(document.dump(), model, changes);
+  return parse_config(text_of(document, model), model, changes);
 }
 
 double got(const VerifyLine& line) {

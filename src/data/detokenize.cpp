@@ -49,7 +49,8 @@ Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& opti
         if (!first) write(concat("\n", options.separator, "\n"));
         write(text);
         made.ambiguous += (!options.separator.empty() && text.find(options.separator) != std::string::npos) ||
-                          (!first && text.starts_with('\n')) || (!last && text.ends_with('\n'));
+                          (!first && (text.starts_with('\n') || text.starts_with("\r\n"))) ||
+                          (!last && (text.ends_with('\n') || text.ends_with('\r')));
       }
       made.bytes += int64_t(text.size());
       ++made.documents;

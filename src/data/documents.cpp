@@ -4,15 +4,20 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "data/packed.h"
 #include "data/token_file.h"
 
 namespace octet {
 namespace {
 
+[[noreturn]] void refuse_packed(const std::filesystem::path& path) {
+  bad_input("'", path.string(), "' is compressed: unpack it to text or JSONL first");
+}
+
 bool is_json(const std::filesystem::path& path) {
   const std::string extension = path.extension().string();
   for (const char* packed : {".gz", ".xz", ".bz2", ".zst", ".lz4", ".zip", ".parquet", ".arrow"})
-    if (extension == packed) bad_input("'", path.string(), "' is compressed: unpack it to text or JSONL first");
+    if (extension == packed) refuse_packed(path);
   return extension == ".jsonl" || extension == ".ndjson" || extension == ".json";
 }
 
@@ -24,6 +29,7 @@ DocumentFile::DocumentFile(const std::filesystem::path& path, DocumentOptions op
   constexpr auto kTokens = TokenFileHeader::kMagic;
   if (bytes.starts_with(std::string_view(kTokens.data(), kTokens.size())))
     bad_input("'", path.string(), "' is a token file, not text: name the text that it was made from");
+  if (is_packed(bytes)) refuse_packed(path);
   if (bytes.starts_with("\xff\xfe") || bytes.starts_with("\xfe\xff"))
     bad_input("'", path.string(), "' is UTF-16: convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)");
   if (bytes.starts_with("\xef\xbb\xbf")) position_ = 3;
@@ -40,8 +46,9 @@ bool DocumentFile::next(Raw& raw) {
     ++line_;
     if (json_ && part.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     if (!json_) {
-      while (!first && part.starts_with('\n')) part.remove_prefix(1);
-      while (!last && part.ends_with('\n')) part.remove_suffix(1);
+      while (!first && (part.starts_with('\n') || part.starts_with("\r\n")))
+        part.remove_prefix(part[0] == '\r' ? 2 : 1);
+      while (!last && part.ends_with('\n')) part.remove_suffix(part.ends_with("\r\n") ? 2 : 1);
       if (part.empty()) continue;
     }
     raw = {part, json_ ? line_ : 0};

@@ -3,7 +3,7 @@
 //   JSONL (.jsonl, .ndjson, .json)  each line is an object, whose string under `json_key` is a document; blank lines
 //                                   are skipped
 //   text (any other name)           the file is one document, or several if `separator` occurs in it (newlines next
-//                                   to it belong to it)
+//                                   to it, also of Windows, belong to it)
 // Empty documents are skipped. A byte order mark at the start is not text.
 #include <cstdint>
 #include <string>

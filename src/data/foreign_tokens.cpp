@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "data/packed.h"
 
 namespace octet {
 namespace {
@@ -114,9 +115,7 @@ std::vector<std::string> foreign_formats() {
 void refuse_as(const std::string& format, const LongRead& file, const std::string& head) {
   const std::string name = file.path().string(), kind = kind_of(head);
   if (!kind.empty()) bad_input("'", name, "' ", kind);
-  const auto begins = [&](std::string_view magic) { return head.starts_with(magic); };
-  if (begins("\x1f\x8b\x08") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("PK\x03\x04"))
-    bad_input("'", name, "' is compressed: unpack it first");
+  if (is_packed(head)) bad_input("'", name, "' is compressed: unpack it first");
   bad_input("'", name, "' does not begin as a file of ", format, ": name its format with --from");
 }
 

@@ -56,6 +56,18 @@ TEST(ConfigErrors, OptionsThatContradictAreRefused) {
   expect_refused(octet_says({"train", kTiny, "--json"}), {"--json needs --dry-run"});
 }
 
+// state.json could not hold the name: the run ended with its first save.
+TEST(ConfigErrors, ANameThatIsNotUtf8IsRefusedBeforeTheRun) {
+  expect_refused(octet_says({"train", kTiny, "checkpoint.dir=out/caf\xe9"}), {"checkpoint.dir", "not UTF-8", "link"});
+  expect_refused(octet_says({"plan", kTiny, "--json", "data.train=caf\xe9.tokens"}), {"data.train", "not UTF-8"});
+  const Scratch folder;
+  std::filesystem::create_directory_symlink(GOLDEN "/llama-mha", folder / "caf\xe9");
+  expect_refused(octet_says({"verify", folder / "caf\xe9"}), {"the model", "not UTF-8"});
+  expect_refused(octet_says({"eval", folder / "caf\xe9", "--data", small_text()}), {"the model", "not UTF-8"});
+  const Ran made = octet_says({"export", folder / "caf\xe9", "--out", folder / "caf\xe9-hf", "--json"});
+  expect_done(made, {"caf\xef\xbf\xbd-hf"});
+}
+
 TEST(ConfigErrors, AMissingTokenFileIsNamed) {
   expect_refused(octet_says({"train", kTiny, "data.train=no/such.tokens"}), {"no/such.tokens"});
 }

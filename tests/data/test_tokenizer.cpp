@@ -209,6 +209,7 @@ TEST(Tokenize, DocumentsAreWhatTheFormatSays) {
   EXPECT_EQ(ids("a.txt", "\none\n\n\ntwo\n"), want({"\none\n\n\ntwo\n"}));
   EXPECT_EQ(ids("a.txt", "\xef\xbb\xbf\none\n<|endoftext|>\n two\n<|endoftext|><|endoftext|>\n"),
             want({"\none", " two"}));
+  EXPECT_EQ(ids("a.txt", "\r\none\r\n\r\n<|endoftext|>\r\n\rtwo\r\n"), want({"\r\none", "\rtwo\r\n"}));
   EXPECT_EQ(ids("a.jsonl", "{\"text\": \"x\\ny\", \"n\": 1}\r\n\n{\"text\": \"\"}\n{\"text\": \"é\"}"),
             want({"x\ny", "é"}));
   EXPECT_EQ(TokenFile(options.output).header().source_bytes, 5u);
@@ -245,6 +246,7 @@ TEST(Tokenize, ABadLineIsNamedWithItsPlaceAndLeavesNoFile) {
   EXPECT_LT(cut.size(), 500u);
   EXPECT_TRUE(has(complaint("a.txt", ""), "no text"));
   EXPECT_TRUE(has(complaint("a.txt.gz", "x"), "unpack"));
+  EXPECT_TRUE(has(complaint("a.txt", "\x1f\x8b\x08\xff"), "unpack"));  // whatever its name
   EXPECT_TRUE(has(complaint("a.txt", std::string("\xff\xfe"
                                                  "a\0",
                                                  4)),
