@@ -65,6 +65,10 @@ RunData open_data(const RunConfig& c) {
       loader_config(c, held_out ? *c.data.train : *c.data.validation, held_out ? Split::held_out : Split::all);
   v.shuffle = false;
   data.validation.emplace(std::move(v));
+  const uint64_t ours = data.train.tokenizer_fingerprint(), theirs = data.validation->tokenizer_fingerprint();
+  if (ours && theirs && ours != theirs)  // its loss would mean nothing
+    bad_input(c.where, ": data.validation: ", c.data.validation->front(), " was made with another tokenizer than ",
+              c.data.train->front(), ": tokenize both with the same one");
   return data;
 }
 

@@ -115,6 +115,8 @@ TEST(Train, AnotherTokenizerIsRefused) {
   expect_done(octet_says({"tokenize", "--tokenizer", tiny.path("other.model"), "--input", small_text(), "--out",
                           tiny.path("other.tokens")}));
   expect_refused(tiny.train({"training.steps=12", "data.train=" + tiny.path("other.tokens")}), {"not the tokenizer"});
+  expect_refused(tiny.train({"training.steps=12", "data.validation=" + tiny.path("other.tokens")}),
+                 {"data.validation", "other.tokens", "another tokenizer", "train.tokens"});
 }
 
 TEST(Train, ATokenizerThatCannotBeKeptIsToldBeforeTheFirstStep) {
