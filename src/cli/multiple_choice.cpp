@@ -28,7 +28,7 @@ class LineReader {
     const auto is_text = [](const json& v) { return v.is_string() && !v.get_ref<const std::string&>().empty(); };
     if (!has("endings") || !object_["endings"].is_array() || object_["endings"].empty() ||
         !std::all_of(object_["endings"].begin(), object_["endings"].end(), is_text))
-      bad_input(where_, "\"endings\" is missing or not a list of strings; ", kForm);
+      bad_input(where_, "\"endings\" is missing or not a list of texts, one at least and none empty; ", kForm);
     return object_["endings"];
   }
   int64_t label(size_t endings) const {  // a number, or as HellaSwag is also spread, a number in quotes

@@ -207,12 +207,13 @@ TEST_F(Eval, RefusesWhatIsWrong) {
   for (const std::string& line : {std::string("{"), std::string("[]"), std::string(R"({"ctx": "a"})"),
                                   std::string(R"({"ctx": 1, "endings": ["a"], "label": 0})"),
                                   std::string(R"({"ctx": "a", "endings": [], "label": 0})"),
-                                  std::string(R"({"ctx": "a", "endings": ["b", ""], "label": 0})"),
                                   std::string(R"({"ctx": "a", "endings": ["b"], "label": 1})"),
                                   std::string(R"({"ctx": "a", "endings": ["b"], "label": "x"})")}) {
     write_file(path("bad.jsonl"), "\n" + line + "\n");
     expect_refused(says(model, {"--multiple-choice", path("bad.jsonl")}), {"bad.jsonl", "line 2"});
   }
+  write_file(path("bad.jsonl"), R"({"ctx": "a", "endings": ["b", ""], "label": 0})");
+  expect_refused(says(model, {"--multiple-choice", path("bad.jsonl")}), {"line 1", "none empty"});
   write_file(path("none.jsonl"), "\n");
   expect_refused(says(model, {"--multiple-choice", path("none.jsonl")}), {"none.jsonl", "no questions"});
   expect_refused(says(model, {"--multiple-choice", tokens}), {"train.tokens", ".jsonl"});
