@@ -142,6 +142,7 @@ TokenFileHeader convert_tokens(const ConvertOptions& options) {
   TokenFileWriter writer(options.output, header);
   Documents documents(options);
   std::vector<int32_t> ids;
+  if (options.progress) options.progress(0, total);  // time counts from here
   for (Source& source : sources) {
     const ForeignTokens& tokens = source.tokens;
     MegatronIndex* const index = source.index ? &*source.index : nullptr;

@@ -34,6 +34,7 @@ Detokenized detokenize(const Tokenizer& tokenizer, const DetokenizeOptions& opti
   if (!options.jsonl && options.separator.empty() && documents > 1)
     bad_input(documents, " documents and no separator between them: give --separator, or write NAME.jsonl");
   Detokenized made;
+  if (options.progress) options.progress(0, tokens);  // time counts from here
   for (const TokenFile& file : files)
     for (int64_t d = 0; d < file.documents(); ++d) {
       const int64_t start = file.document_start(d);

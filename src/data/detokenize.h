@@ -14,7 +14,7 @@ struct DetokenizeOptions {
   bool jsonl = false;               // a line of JSON for each document, else text
   std::string json_key = "text";
   std::string separator = "<|endoftext|>";  // a line of its own between the documents of a text file
-  std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
+  std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;  // first with 0, before the work
 };
 struct Detokenized {
   int64_t documents = 0, bytes = 0;  // bytes of their text

@@ -148,6 +148,7 @@ TokenFileHeader tokenize(const Tokenizer& tokenizer, const TokenizeOptions& opti
   Reader reader(inputs, options.documents, tokenizer);
   TokenFileWriter writer(options.output, header);
   WordPool pool;
+  if (options.progress) options.progress(0, reader.total_bytes());  // time counts from here
   ordered_parallel<Task, Result>(
       threads, [&](Task& task) { return reader.next(task); },
       [&](const Task& task) { return encode(task, tokenizer, header.flags, pool); },

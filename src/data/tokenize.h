@@ -20,7 +20,7 @@ struct TokenizeOptions {
   bool bos = true, eos = true;  // around each document, where the tokenizer has them
   DocumentOptions documents;
   std::function<void(int64_t done_bytes, int64_t total_bytes)>
-      progress;  // of input; called often, on the caller's thread
+      progress;  // of input; called with 0 before the work and often during it, on the caller's thread
 };
 
 TokenFileHeader tokenize(const Tokenizer& tokenizer, const TokenizeOptions& options);  // what was written

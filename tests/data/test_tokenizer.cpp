@@ -161,14 +161,15 @@ TEST(Tokenize, IsTheSameForAnyNumberOfThreads) {
   for (int i = 0; i < 3000; ++i) lines += "{\"text\": \"Line " + std::to_string(i) + " \\n says \\u00fc\"}\n\n";
   TokenizeOptions options;
   options.inputs = {dir.write("a.txt", text), dir.write("b.jsonl", lines)};
-  int64_t last = 0, total = 0;
+  int64_t last = -1, total = 0;
   options.progress = [&](int64_t done, int64_t all) {
+    EXPECT_TRUE(last >= 0 || done == 0) << done;  // the clock starts before the work
     EXPECT_GE(done, last);
     last = done;
     total = all;
   };
   for (const int threads : {1, 2, 5}) {
-    last = 0;
+    last = -1;
     options.threads = threads;
     options.output = dir / concat("out", threads);
     const TokenFileHeader header = tokenize(tokenizer(), options);
