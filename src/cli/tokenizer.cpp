@@ -18,9 +18,9 @@ int tokenizer(const Arguments& arguments, Host*) {
     arguments.refuse("--out is missing: give the name of the tokenizer, for example tokenizer.model");
   options.vocab_size = int(arguments.integer("vocab-size", 1, 1'000'000));
   options.character_coverage = arguments.number("character-coverage");
-  if (!(options.character_coverage > 0 && options.character_coverage <= 1))
-    arguments.refuse(concat("--character-coverage ", arguments.text("character-coverage"),
-                            ": expected a number above 0 and at most 1"));
+  if (!(options.character_coverage >= kLeastCoverage && options.character_coverage <= 1))
+    arguments.refuse(concat("--character-coverage ", arguments.text("character-coverage"), ": expected a number from ",
+                            kLeastCoverage, " to 1"));
   options.max_bytes = arguments.integer("max-megabytes", 1, 1 << 24) << 20;
   options.documents.json_key = arguments.text("json-key");
   options.documents.separator = arguments.text("separator");

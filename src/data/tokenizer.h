@@ -63,6 +63,8 @@ std::filesystem::path tokenizer_file(const std::filesystem::path& folder_or_file
 // where there is none.
 void copy_tokenizer(const std::filesystem::path& folder_or_file, const std::filesystem::path& to);
 
+inline constexpr double kLeastCoverage = 0.98;  // that sentencepiece takes
+
 struct TrainTokenizerOptions {
   std::vector<std::string> inputs;  // names or globs of text and JSONL files
   std::filesystem::path output;     // tokenizer.model

@@ -54,7 +54,8 @@ class Lines : public sentencepiece::SentenceIterator {
       }
       rest_ = file_->text(raw, storage_);
     }
-    size_t end = std::min(rest_.find('\n'), rest_.size()), skip = end < rest_.size();
+    // Looked for no further than a line may reach: else each cut of a text without newlines would read all the rest.
+    size_t end = std::min(rest_.substr(0, kMaxLineBytes + 1).find('\n'), rest_.size()), skip = end < rest_.size();
     if (end > kMaxLineBytes) {
       skip = 0;
       end = rest_.rfind(' ', kMaxLineBytes);
@@ -86,8 +87,9 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
   if (options.vocab_size <= kLeast)
     bad_input("a vocabulary of ", options.vocab_size,
               " entries: 3 control pieces and 256 bytes leave no room for words; take 1000 or more");
-  if (!(options.character_coverage > 0 && options.character_coverage <= 1))
-    bad_input("a character coverage of ", options.character_coverage, ": it must lie in (0, 1]");
+  if (!(options.character_coverage >= kLeastCoverage && options.character_coverage <= 1))
+    bad_input("a character coverage of ", options.character_coverage, ": it must lie between ", kLeastCoverage,
+              " and 1");
   const std::vector<std::string> inputs = expand_globs(options.inputs);
   keep_inputs(options.output, inputs);
   FileWriter output(options.output);  // a name that cannot be written is noticed before the work
@@ -110,9 +112,14 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
                                                   {"minloglevel", "2"}},
                                                  &lines, &model);
   lines.rethrow();
-  if (!status.ok())
-    bad_input("cannot make a vocabulary of ", options.vocab_size, " entries from ", lines.lines(),
-              " lines: give more text or lower the vocabulary (sentencepiece says: ", status.ToString(), ")");
+  if (!status.ok()) {
+    const std::string says = status.ToString();
+    const bool too_small = says.find("smaller than required_chars") != std::string::npos;
+    bad_input("cannot make a vocabulary of ", options.vocab_size, " entries from ", lines.lines(), " lines: ",
+              too_small ? "raise it, or lower the character coverage: each character that is covered takes an entry"
+                        : "give more text or lower the vocabulary",
+              " (sentencepiece says: ", says, ")");
+  }
   output.write(model);
   output.commit();
 }
