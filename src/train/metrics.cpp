@@ -10,6 +10,8 @@
 #include "base/log.h"
 #include "config/layers.h"
 #include "config/peaks.h"
+#include "data/file_names.h"
+#include "data/tokenizer.h"
 
 namespace octet::BACKEND {
 namespace {
@@ -37,6 +39,13 @@ Load load_of(const double* tokens, int64_t experts) {
   return load;
 }
 
+std::vector<std::string> inputs_of(const RunConfig& c) {
+  std::vector<std::string> names{c.where, tokenizer_file(*c.data.tokenizer).string()};
+  for (const auto* files : {&*c.data.train, &*c.data.validation})
+    for (const std::string& name : expand_globs(*files)) names.push_back(name);
+  return names;
+}
+
 // ", stage 1 among 8 ranks"
 std::string sharding_of(const RunConfig& c, int ranks) {
   const int64_t stage = c.parallel.zero_stage;
@@ -57,6 +66,7 @@ Metrics::Metrics(const RunConfig& c, const PlanResult& plan, double flops, const
   if (!speaks_) return;
   if (const std::filesystem::path path = *c.log.file;
       !path.empty()) {  // an impossible file is reported before any work
+    keep_inputs(path, inputs_of(c));
     if (path.has_parent_path()) make_folders(path.parent_path());
     append_to_file(path, "");
   }

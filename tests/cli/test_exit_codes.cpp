@@ -232,6 +232,12 @@ TEST(ExitCodes, AnOutputThatIsAlsoReadIsBadInput) {
     expect_refused(octet_says(words), {fs::path(words.back()).filename(), "also an input"});
     EXPECT_TRUE(read_file(words.back()) == before) << words.back();
   }
+  for (const char* name : {"train.tokens", "tokenizer.model", "config.json"}) {
+    const std::string before = read_file(tiny.path(name));
+    expect_refused(tiny.train({"data.tokenizer=" + tiny.path(""), "log.file=" + tiny.path(name)}),
+                   {name, "also an input"});
+    EXPECT_TRUE(read_file(tiny.path(name)) == before) << name;
+  }
 }
 
 TEST(ExitCodes, ANumberWithoutMeaningIsBadInput) {
