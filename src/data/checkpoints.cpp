@@ -28,8 +28,13 @@ std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
 
 void require_complete(const fs::path& folder) {
   std::error_code none;
-  if (!fs::exists(folder / "COMPLETE", none))
+  if (fs::exists(folder / "COMPLETE", none)) return;
+  if (checkpoint_step(folder) >= 0 || fs::exists(folder / "state.json", none))
     bad_input(folder.string(), ": this checkpoint is incomplete (it has no file COMPLETE); use an older one");
+  if (fs::exists(folder / "config.json", none))
+    bad_input(folder.string(), " holds a model but no checkpoint: make one of it with octet import ", folder.string(),
+              " --out FOLDER");
+  bad_input(folder.string(), " holds no checkpoint; give a folder step-N that octet train has written");
 }
 
 std::string instead_of(const fs::path& folder) {

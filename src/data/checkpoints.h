@@ -12,10 +12,10 @@ inline constexpr int kCheckpointFormat = 1;  // of state.json
 int64_t checkpoint_step(const std::filesystem::path& folder);  // of "step-00001000"; -1 if it is none
 // Complete ones, oldest first.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& dir);
-void require_complete(const std::filesystem::path& folder);  // InputError: a checkpoint that was cut short
+void require_complete(const std::filesystem::path& folder);  // InputError: no checkpoint, or one that was cut short
 // Advice about a damaged one: names the next older checkpoint in the same folder, if there is one.
 std::string instead_of(const std::filesystem::path& folder);
-// state.json of a complete checkpoint. InputError: no such folder, cut short, of another format.
+// state.json of a complete checkpoint. InputError: no such folder, no checkpoint, cut short, of another format.
 json read_checkpoint_state(const std::filesystem::path& folder);
 
 }  // namespace octet

@@ -75,6 +75,10 @@ TEST_F(Checkpoint, OnlyCompleteOnesCount) {
   const std::string said = refused(config(), all[2]);
   EXPECT_TRUE(has(said, all[2].string()) && has(said, "COMPLETE")) << said;
   EXPECT_TRUE(has(refused(config(), dir() / "step-00000007"), "step-00000007"));
+  fs::create_directory(dir() / "other");
+  EXPECT_TRUE(has(refused(config(), dir() / "other"), "no checkpoint"));
+  fs::copy_file(all[1] / "config.json", dir() / "other/config.json");  // as transformers saves a model
+  EXPECT_TRUE(has(refused(config(), dir() / "other"), "octet import"));
 }
 
 TEST_F(Checkpoint, TheNewestIsOfTheLargestStepWhateverItsDigits) {
