@@ -270,6 +270,7 @@ TEST(Tokenize, ABadLineIsNamedWithItsPlaceAndLeavesNoFile) {
   EXPECT_TRUE(has(complaint("a.txt", ""), "no text"));
   EXPECT_TRUE(has(complaint("a.txt.gz", "x"), "unpack"));
   EXPECT_TRUE(has(complaint("a.txt", "\x1f\x8b\x08\xff"), "unpack"));  // whatever its name
+  EXPECT_TRUE(has(complaint("a.txt", "BZh91AY&SY\xff"), "unpack"));
   EXPECT_TRUE(has(complaint("a.txt", std::string("\xff\xfe"
                                                  "a\0",
                                                  4)),
