@@ -4,7 +4,8 @@
 
 namespace octet {
 
-inline constexpr double kMostSteps = 1e12;  // limits keep products and sums of options within 64 bits
+inline constexpr double kMostSteps = 1e12;          // limits keep products and sums of options within 64 bits
+inline constexpr int64_t kMostSequences = 1 << 20;  // of a step: the plan counts every micro-batch of it
 
 struct DataConfig : Section {
   DataConfig() : Section("data") {}
@@ -40,8 +41,9 @@ struct TrainingConfig : Section {
       "steps after which this process saves and stops, for the run to be resumed later (0: never)",
       between(0, kMostSteps)};
   Option<int64_t> global_batch_size{this, "global_batch_size", 32, "sequences of a step over all ranks",
-                                    between(1, 1e9)};
-  Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once", between(1, 1e9)};
+                                    between(1, kMostSequences)};
+  Option<int64_t> micro_batch_size{this, "micro_batch_size", 1, "sequences a rank computes at once",
+                                   between(1, kMostSequences)};
   Option<int64_t> seq_len{this, "seq_len", 0, "tokens of a sequence (0: model.max_position_embeddings)",
                           between(0, 2147483647)};
   Option<int64_t> seed{this, "seed", 1234, "seed of initialisation, data order and stochastic rounding", at_least(0)};
