@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/ranks.h"
+#include "cli/report.h"
 #include "config/peaks.h"
 
 namespace octet {
@@ -99,7 +100,7 @@ int bench_ops(const RunConfig& config, const Engine& engine, const Target& targe
                  (flops > 0 ? flops : bytes) / seconds / 1e12, flops > 0 ? "TFLOP/s" : "TB/s");
     ops.push_back(std::move(op));
   }
-  std::printf("%s\n", ops.dump().c_str());
+  print_report(ops);
   return 0;
 }
 
@@ -143,7 +144,7 @@ int bench(const Arguments& arguments, Host* mpi) {
     if (report["profile"].empty()) log_warning("this device does not time kernels: the profile is empty");
     else print_profile(report["profile"], step);
   }
-  std::printf("%s\n", report.dump().c_str());
+  print_report(report);
   return 0;
 }
 

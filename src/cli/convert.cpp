@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/report.h"
 #include "data/convert_tokens.h"
 #include "data/tokenizer.h"
 
@@ -61,7 +62,7 @@ int convert(const Arguments& arguments, Host*) {
                       {"tokens", made.tokens},
                       {"documents", made.documents},
                       {"vocab_size", made.vocab_size}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
     return 0;
   }
   std::printf("%s: %s tokens of %s documents, vocabulary %s\n", options.output.c_str(),

@@ -13,6 +13,7 @@
 #include "cli/model_run.h"
 #include "cli/multiple_choice.h"
 #include "cli/ranks.h"
+#include "cli/report.h"
 #include "data/checkpoints.h"
 #include "data/file_names.h"
 #include "data/loader.h"
@@ -278,7 +279,7 @@ int eval(const Arguments& arguments, Host*) {
       std::printf("%s: %s questions, accuracy %.4f, normalised by length %.4f\n", quiz.c_str(),
                   with_commas(a.questions).c_str(), a.plain, a.normalised);
   }
-  if (arguments.has("json")) std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  if (arguments.has("json")) print_report(report);
   return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "cli/dtypes.h"
 #include "cli/export_tokenizer.h"
 #include "cli/model_folder.h"
+#include "cli/report.h"
 #include "config/config_file.h"
 #include "data/safetensors_writer.h"
 
@@ -215,7 +216,7 @@ int run_export(const Arguments& arguments, Host*) {
                       {"vocab_size", model.vocab_size},
                       {"tokenizer", !tokenizer.files.empty()},
                       {"nonfinite", copier.nonfinite()}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
     return 0;
   }
   std::printf("%s: %s parameters of %s in %s, %s in %zu %s\n", staged.result().c_str(), with_commas(count).c_str(),

@@ -8,6 +8,7 @@
 #include "cli/model_folder.h"
 #include "cli/model_run.h"
 #include "cli/ranks.h"
+#include "cli/report.h"
 
 namespace octet {
 namespace {
@@ -230,9 +231,7 @@ int generate(const Arguments& arguments, Host*) {
   const GenerateResult result =
       run.engine->generate(run.config, alone, inference_planner(run.target, int64_t(longest)), request);
   if (as_json) {
-    std::printf(
-        "%s\n",
-        report_of(prompts, result, tokenizer.get()).dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report_of(prompts, result, tokenizer.get()));
     return 0;
   }
   printer.end();

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/dtypes.h"
 #include "cli/model_folder.h"
+#include "cli/report.h"
 #include "config/config_file.h"
 #include "data/checkpoints.h"
 #include "data/checksums.h"
@@ -102,7 +103,7 @@ int run_import(const Arguments& arguments, Host*) {
   for (const NamedShape& p : parameters) count += weights.at(p.name).entry->numel();
   if (arguments.has("json")) {
     const json report{{"out", staged.result().string()}, {"parameters", count}, {"dtype", "float32"}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
     return 0;
   }
   std::printf("%s: %s parameters in fp32; train from it with octet train CONFIG.json --resume %s\n",

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/report.h"
 #include "data/token_file.h"
 
 namespace octet {
@@ -32,7 +33,7 @@ Kind kind_of(const std::string& path) {
 }
 
 int finish(const json& report, bool as_json, void (*print)(const json&)) {
-  if (as_json) std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  if (as_json) print_report(report);
   else print(report);
   return report.value("ok", true) ? 0 : kCheckFailed;
 }

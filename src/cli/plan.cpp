@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/ranks.h"
+#include "cli/report.h"
 #include "config/globs.h"
 #include "config/layers.h"
 #include "config/schedule.h"
@@ -191,7 +192,7 @@ int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks)
   if (chosen) config.parallel.shard_degree.set(chosen);
   json plan = describe(config, ranks, card);
   plan["chosen"] = chosen > 0;
-  if (arguments.has("json")) std::printf("%s\n", plan.dump().c_str());
+  if (arguments.has("json")) print_report(plan);
   else print(plan);
   return 0;
 }

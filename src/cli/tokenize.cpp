@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/report.h"
 #include "data/detokenize.h"
 #include "data/file_names.h"
 
@@ -39,7 +40,7 @@ int encode(const Arguments& arguments, TokenizeOptions options) {
                       {"documents", made.documents},
                       {"source_bytes", made.source_bytes},
                       {"vocab_size", made.vocab_size}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
     return 0;
   }
   std::printf("%s: %s tokens of %s documents, %.2f bytes a token, vocabulary %s\n", options.output.c_str(),
@@ -78,7 +79,7 @@ int decode(const Arguments& arguments, const TokenizeOptions& from) {
   if (!to_file) return 0;
   if (arguments.has("json")) {
     const json report{{"out", from.output.string()}, {"documents", made.documents}, {"bytes", made.bytes}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
   } else {
     std::printf("%s: %s documents, %s of text\n", from.output.c_str(), with_commas(made.documents).c_str(),
                 human_bytes(double(made.bytes)).c_str());

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "cli/report.h"
 
 namespace octet {
 namespace {
@@ -31,7 +32,7 @@ int tokenizer(const Arguments& arguments, Host*) {
                       {"vocab_size", made.vocab_size()},
                       {"bos_id", made.bos()},
                       {"eos_id", made.eos()}};
-    std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    print_report(report);
     return 0;
   }
   std::printf("%s: %s entries\n", options.output.c_str(), with_commas(made.vocab_size()).c_str());

@@ -7,6 +7,7 @@
 #include "cli/model_folder.h"
 #include "cli/model_run.h"
 #include "cli/ranks.h"
+#include "cli/report.h"
 #include "cli/verify_files.h"
 
 namespace octet {
@@ -68,7 +69,7 @@ void print_json(const std::vector<VerifyLine>& lines, const std::vector<std::str
                     {"measure", l.measure},
                     {"tolerance", l.tolerance},
                     {"ok", l.ok}});
-  std::printf("%s\n", json{{"ok", ok}, {"lines", list}, {"absent", absent}}.dump().c_str());
+  print_report({{"ok", ok}, {"lines", list}, {"absent", absent}});
 }
 
 int verify(const Arguments& arguments, Host* mpi) {
