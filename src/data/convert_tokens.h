@@ -18,9 +18,10 @@ struct ConvertOptions {
   std::filesystem::path output;
   int64_t vocab_size = 0;  // 0: as the files say
   uint64_t tokenizer_fingerprint = 0;
-  int32_t bos = -1, eos = -1;                                             // ids that begin and end each document
-  bool marked = true;                                                     // false: each file is one document
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // first with 0, before the work
+  int32_t bos = -1, eos = -1;  // ids that begin and end each document
+  bool marked = true;          // false: each file is one document
+  // Called first with 0, before the work.
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
 TokenFileHeader convert_tokens(const ConvertOptions& options);  // what was written

@@ -65,6 +65,11 @@ void copy_tokenizer(const std::filesystem::path& folder_or_file, const std::file
 
 inline constexpr double kLeastCoverage = 0.98;  // that sentencepiece takes
 
+// Takes the next line for training off the front. Longer ones are cut, at a space if there is one: merges never cross a
+// space anyway. Looks at kMaxLineBytes + 1 bytes at most: each cut of a text without newlines would read all the rest.
+inline constexpr size_t kMaxLineBytes = 4096;
+std::string_view take_line(std::string_view& rest);
+
 struct TrainTokenizerOptions {
   std::vector<std::string> inputs;  // names or globs of text and JSONL files
   std::filesystem::path output;     // tokenizer.model

@@ -14,8 +14,6 @@
 namespace octet {
 namespace {
 
-constexpr size_t kMaxLineBytes = 4096;  // longer lines are cut at spaces; merges never cross a space anyway
-
 // Lines of all documents. An exception must not pass through sentencepiece: it is kept and ends the iteration.
 class Lines : public sentencepiece::SentenceIterator {
  public:
@@ -54,16 +52,7 @@ class Lines : public sentencepiece::SentenceIterator {
       }
       rest_ = file_->text(raw, storage_);
     }
-    // Looked for no further than a line may reach: else each cut of a text without newlines would read all the rest.
-    size_t end = std::min(rest_.substr(0, kMaxLineBytes + 1).find('\n'), rest_.size()), skip = end < rest_.size();
-    if (end > kMaxLineBytes) {
-      skip = 0;
-      end = rest_.rfind(' ', kMaxLineBytes);
-      if (end == std::string_view::npos || end == 0)
-        for (end = kMaxLineBytes; end > kMaxLineBytes - 4 && (uint8_t(rest_[end]) & 0xc0) == 0x80;) --end;
-    }
-    line_ = rest_.substr(0, end);
-    rest_.remove_prefix(end + skip);
+    line_ = take_line(rest_);
     return true;
   }
 
@@ -81,6 +70,19 @@ class Lines : public sentencepiece::SentenceIterator {
 };
 
 }  // namespace
+
+std::string_view take_line(std::string_view& rest) {
+  const size_t newline = rest.substr(0, kMaxLineBytes + 1).find('\n');
+  size_t end = std::min(newline, rest.size()), skip = newline != std::string_view::npos;
+  if (end > kMaxLineBytes) {
+    end = rest.rfind(' ', kMaxLineBytes);
+    if (end == std::string_view::npos || end == 0)
+      for (end = kMaxLineBytes; end > kMaxLineBytes - 4 && (uint8_t(rest[end]) & 0xc0) == 0x80;) --end;
+  }
+  const std::string_view line = rest.substr(0, end);
+  rest.remove_prefix(end + skip);
+  return line;
+}
 
 void train_tokenizer(const TrainTokenizerOptions& options) {
   constexpr int kLeast = 3 + 256;  // <unk> <s> </s>, and a piece for each byte

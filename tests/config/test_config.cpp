@@ -164,7 +164,7 @@ TEST(Config, BadValuesAreRefusedWithTheirPlace) {
             "command line: fp8.margin: -1 is out of range; it must be between 0 and 32");
   EXPECT_EQ(refusal_of({"fp8.amax_compute_algo=mean"}),
             R"(command line: fp8.amax_compute_algo: "mean" is not one of max | most_recent)");
-  EXPECT_EQ(refusal_of({"training.global_batch_size=1000000000"}),  // planning it took hours, in silence
+  EXPECT_EQ(refusal_of({"training.global_batch_size=1000000000"}),  // planning it had no end in sight
             "command line: training.global_batch_size: 1000000000 is out of range; it must be between 1 and 1048576");
   EXPECT_EQ(refusal_of({"parallel.zero_stage=4"}),
             "command line: parallel.zero_stage: 4 is out of range; it must be between 0 and 3");

@@ -1,6 +1,8 @@
 // Text survives encode and decode; token files do not depend on threads or on where long text was cut.
-#include <algorithm>
-#include <chrono>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
 
 #include "data/ordered_parallel.h"
 #include "data/tokenize.h"
@@ -97,20 +99,31 @@ TEST(Tokenizer, TrainsTheSameFileTwice) {
   EXPECT_NE(Tokenizer(train("other.model", 900)).fingerprint(), tokenizer().fingerprint());
 }
 
-// Its pieces are cut in time that grows with its length, not with the square of it: a tenth of a second, not 44 of
-// them.
-TEST(Tokenizer, TrainsOnATextInOneLine) {
-  const Scratch dir;
-  std::string text = read_file(small_text());
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  std::string line;
-  while (line.size() < size_t{100} << 20) line += text;
-  TrainTokenizerOptions options{
-      .inputs = {dir.write("line.txt", line)}, .output = dir / "x", .vocab_size = 1000, .max_bytes = 1 << 20};
-  const auto start = std::chrono::steady_clock::now();
-  train_tokenizer(options);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
-  EXPECT_EQ(Tokenizer(options.output).vocab_size(), 1000);
+// Each cut read the whole rest: a text of 200 MB in one line took minutes. Here the rest may not be read at all.
+TEST(Tokenizer, ALineForTrainingIsCutWithoutALookAtTheRest) {
+  const size_t page = size_t(::sysconf(_SC_PAGESIZE)), readable = (kMaxLineBytes / page + 2) * page, all = 8 * readable;
+  void* memory = ::mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  std::memset(memory, 'x', readable);
+  ASSERT_EQ(::mprotect(static_cast<char*>(memory) + readable, all - readable, PROT_NONE), 0);
+  char* const text = static_cast<char*>(memory) + readable - (kMaxLineBytes + 1);
+  std::string_view rest(text, all - readable + kMaxLineBytes + 1);
+  EXPECT_EQ(take_line(rest).size(), kMaxLineBytes);
+  text[100] = ' ';
+  rest = {text, all - readable + kMaxLineBytes + 1};
+  EXPECT_EQ(take_line(rest).size(), 100u);
+  EXPECT_EQ(rest.data(), text + 100);
+  ::munmap(memory, all);
+
+  std::string_view few = "one\n\ntwo";
+  EXPECT_EQ(take_line(few), "one");
+  EXPECT_EQ(take_line(few), "");
+  EXPECT_EQ(take_line(few), "two");
+  EXPECT_TRUE(few.empty());
+  const std::string longest = std::string(kMaxLineBytes, 'x') + "\ny";
+  rest = longest;
+  EXPECT_EQ(take_line(rest).size(), kMaxLineBytes);
+  EXPECT_EQ(rest, "y");
 }
 
 TEST(Tokenizer, DecodeUndoesEncode) {
