@@ -9,9 +9,9 @@
 //
 // A producer F has:  kWays; units; place(unit), its columns; Raw, its inputs; load<kFast>(raw, n, place) for row n;
 // compute(y, raw, n, place). With kWays == 2 also adjacent(): whether units 2m and 2m+1 have neighbouring columns in
-// both ways, and either both exist or neither. A producer whose rows share work also has a Carry; its tiles are 8 units
-// wide, to save registers, and a thread goes down 8 adjacent rows:  begin(carry, n, place) before the first of them,
-// then compute(y, raw, n, place, carry).
+// both ways, and either both exist or neither. A producer whose rows share work also has a Carry, and a thread goes
+// down 8 adjacent rows:  begin(carry, n, place) before the first of them, then compute(y, raw, n, place, carry). Its
+// tiles are 8 units wide, to save registers; those of three ways too, to save shared memory.
 #include "ops/gpu/sink.cuh"
 
 namespace octet::BACKEND {
@@ -29,10 +29,10 @@ struct CarryOf<F> {
   using Type = typename F::Carry;
 };
 template <class F>
-constexpr int kTileUnits = Carries<F> ? 8 : 16;
+constexpr int kTileUnits = Carries<F> || F::kWays == 3 ? 8 : 16;
 template <class F, class T>
 consteval int tile_blocks() {  // thread blocks an SM
-  if (Carries<F>) return 4;
+  if (kTileUnits<F> == 8) return 4;
   return sizeof(T) == 2 ? 3 : 2;
 }
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
   __shared__ int columns[kTranspose ? K : 1][U];  // of each unit's vectors, or -1: place() is called once a unit
   const int tx = threadIdx.x % U, ty = threadIdx.x / U, unit = blockIdx.x * U + tx;
   const int64_t row0 = block_down() * 128;
-  const Place place = unit < f.units ? f.place(unit) : Place{};
+  const auto place = unit < f.units ? f.place(unit) : decltype(f.place(unit)){};
   if constexpr (kTranspose)
     if (ty == 0)
 #pragma unroll
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(16 * kTileUnits<F>, tile_blocks<F, T>())
 #pragma unroll
           for (int k = 0; k < K; ++k)
             if (in && place.count[k])
-              codes[k][r0 + r] = emit<kFormat, kTranspose>(out, row + place.col[k], y[k], scale, amax);
+              codes[k][r0 + r] =
+                  emit<kFormat, kTranspose>(out, row + place.col[k], y[k], scale, amax, K > 1 && place.kept);
         }
       }
     }
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(256) produce_any_kernel(const F f, const Sink<
   uint32_t amax = 0;
   if (index < out.rows * f.units) {
     const int64_t n = index / f.units;
-    const Place place = f.place(int(index % f.units));
+    const auto place = f.place(int(index % f.units));
     typename F::Raw raw;
     float y[K][8];
     f.template load<false>(raw, n, place);

@@ -1,5 +1,5 @@
 // Rotary embedding in place: a thread rotates 8 pairs of four heads by the same angles.
-#include "ops/gpu/rope.cuh"
+#include "ops/gpu/rope_narrow.cuh"
 
 namespace octet::BACKEND {
 
@@ -48,6 +48,16 @@ void rotate_in_place(Stream& s, Tensor qkv, const Rope& r, Rotation rotation) {
   const int64_t groups = ceil_div(l.rotated_heads, 4), threads = N * vectors * groups;
   CHECK(threads < int64_t{1} << 32, "threads for ", qkv.shape, " are counted in 32 bits");
   const Angles angles = angles_of(r);
+  if (is_narrow(l) && qkv.dtype == DType::bf16 && aligned({qkv.data})) {
+    const int64_t heads = N * l.rotated_heads;
+    CHECK(heads < int64_t{1} << 32, "threads for ", qkv.shape, " are counted in 32 bits");
+    with_narrow_half(l.half, [&]<int kHalf>() {
+      const auto kernel = rotation == Rotation::forward ? narrow_kernel<kHalf, Rotation::forward>
+                                                        : narrow_kernel<kHalf, Rotation::inverse>;
+      launch_pdl(s, kernel, {blocks_for(heads, 256), 256}, qkv.ptr<bf16>(), l, angles, unsigned(heads), qkv.cols());
+    });
+    return;
+  }
   visit<float, bf16>(qkv.dtype, [&]<class T>() {
     with_bool(l.half % 8 == 0 && l.D % 8 == 0 && aligned({qkv.data}), [&]<bool kFast>() {
       const auto kernel = rotation == Rotation::forward ? forward_kernel<T, kFast, Rotation::forward>

@@ -1,6 +1,6 @@
 // Rotary embedding, backward: a producer whose unit is a pair of vectors (i, i + R/2), so that it may overwrite its
 // input and write the FP8 forms, transposed ones too, in one pass.
-#include "ops/gpu/rope.cuh"
+#include "ops/gpu/rope_narrow.cuh"
 
 namespace octet::BACKEND {
 
@@ -85,11 +85,21 @@ void rope_backward(Stream& s, Operand d_out, Tensor d_in, const Rope& rope) {
     return;
   }
   const Layout l = layout_of(rope, d_in);
+  const bool in_place = d_out.plain.data == d_in.data;
+  if (is_narrow(l) && d_in.dtype == DType::bf16 && aligned({d_in.data})) {
+    const Sink<bf16> out(d_out, d_in.rows(), d_in.cols());
+    const int per_head = int(ceil_div(l.D, 24));
+    if (out.fast())
+      return with_narrow_half(l.half, [&]<int kHalf>() {
+        const RopeBackwardNarrow<kHalf> f{d_in.ptr<bf16>(), d_in.cols(),        l,       angles_of(rope),
+                                          per_head,         per_head * l.heads, in_place};
+        produce(s, f, out, true);
+      });
+  }
   const int per_head = int(std::max(ceil_div(l.half, 8) + ceil_div(l.D - 2 * l.half, 16), ceil_div(l.D, 16)));
   visit<float, bf16>(d_in.dtype, [&]<class T>() {
     const Angles angles = angles_of(rope);
-    const RopeBackward<T> f{
-        d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads, d_out.plain.data == d_in.data};
+    const RopeBackward<T> f{d_in.ptr<T>(), d_in.cols(), l, angles, per_head, per_head * l.heads, in_place};
     const Sink<T> out(d_out, d_in.rows(), d_in.cols());
     const bool fast = l.half % 8 == 0 && l.D % 8 == 0 && aligned({d_in.data});
     if constexpr (std::is_same_v<T, bf16>)

@@ -80,12 +80,14 @@ struct TransposedTile {  // 8 * kUnits columns x 32 groups of 4 rows
   }
 };
 
-// Writes eight values in the row-wise forms; returns their codes, if there are FP8 forms.
+// Writes eight values in the row-wise forms; returns their codes, if there are FP8 forms. kept: the plain form holds
+// them already.
 template <DType kFormat, bool kTranspose, class T>
-__device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8], float scale, uint32_t& amax) {
+__device__ inline uint2 emit(const Sink<T>& out, int64_t at, const float (&y)[8], float scale, uint32_t& amax,
+                             bool kept = false) {
   const uint32_t m = magnitude8(y);
   amax = max(amax, m);
-  if (out.plain) store8(out.plain + at, pack<T>(y));
+  if (out.plain && !kept) store8(out.plain + at, pack<T>(y));
   if (!kTranspose && !out.q) return {};
   const uint2 codes = encode8<kFormat>(y, scale, m);
   if (out.q) *reinterpret_cast<uint2*>(out.q + at) = codes;
