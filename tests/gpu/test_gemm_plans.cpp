@@ -123,5 +123,29 @@ TEST_F(GemmPlans, AddSplitSumsInFp32) {
   check({.M = 64, .N = 128, .K = 65536, .a = t, .b = t, .d = t});
 }
 
+// A plan cache of a program that allowed such sums may hold them.
+TEST_F(GemmPlans, ThatAddSplitSumsInBf16AreRefusedAndChosenAnew) {
+  Machine m;
+  const ProductKey key{shapes()[0]};
+  Product product(key);
+  for (cublasLtMatmulAlgo_t algo : product.proposals(m.device, 16)) {
+    EXPECT_TRUE(product.accepts(m.device, algo));
+    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    const int32_t parts = 2;
+    ASSERT_EQ(
+        cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme),
+        CUBLAS_STATUS_SUCCESS);
+    ASSERT_EQ(cublasLtMatmulAlgoConfigSetAttribute(&algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_FALSE(product.accepts(m.device, algo));
+    ProductPlans::of(m.device).choose(key, {algo, 1000});
+  }
+  const std::string refused = export_plans(m.device);
+  ASSERT_NE(refused, "");
+  tune_products(m.stream, shapes());
+  EXPECT_EQ(export_plans(m.device).find(refused), std::string::npos);
+  EXPECT_TRUE(ProductPlans::of(m.device).has(key));
+}
+
 }  // namespace
 }  // namespace octet::gpu

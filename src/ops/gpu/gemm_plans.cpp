@@ -142,6 +142,24 @@ ProductPlans& ProductPlans::of(Device& d) {
   return *static_cast<ProductPlans*>(slot.get());
 }
 
+// What is chosen for the product, unless it is refused: then it is forgotten, to be chosen anew.
+std::optional<cublasLtMatmulAlgo_t> ProductPlans::stored(const ProductKey& key, const Product& bound) {
+  const auto found = chosen_.find(text_of(key));
+  if (found == chosen_.end()) return {};
+  if (bound.accepts(device_, found->second.algo)) return found->second.algo;
+  spdlog::warn("cuBLASLt refuses the stored plan of product {}; it will be chosen anew", found->first);
+  chosen_.erase(found);
+  return {};
+}
+
+bool ProductPlans::has(const ProductKey& key) {
+  alignas(256) static const char anything[256]{};  // only the pointers' presence and alignment are looked at
+  const auto* scale = reinterpret_cast<const float*>(anything);
+  Product product(key);
+  product.bind({.a_scale = scale, .b_scale = scale, .bias = anything});
+  return stored(key, product).has_value();
+}
+
 ProductPlans::Plan& ProductPlans::find(const ProductKey& key, const ProductPointers& p) {
   if (const auto found = plans_.find(key); found != plans_.end()) {
     found->second.product.bind(p);
@@ -149,10 +167,7 @@ ProductPlans::Plan& ProductPlans::find(const ProductKey& key, const ProductPoint
   }
   Plan plan{Product(key), {}};
   plan.product.bind(p);  // before anything else: cuBLASLt's heuristics and checks depend on the descriptor's pointers
-  if (const auto found = chosen_.find(text_of(key)); found != chosen_.end()) {
-    if (plan.product.accepts(device_, found->second.algo)) plan.algo = found->second.algo;
-    else spdlog::warn("cuBLASLt refuses the stored plan of product {}; it will be chosen anew", found->first);
-  }
+  plan.algo = stored(key, plan.product);
   return plans_.emplace(key, std::move(plan)).first->second;
 }
 

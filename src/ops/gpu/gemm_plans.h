@@ -68,7 +68,7 @@ class ProductPlans {
   explicit ProductPlans(Device&);  // reads the plan cache
   static ProductPlans& of(Device&);
   bool run(Stream&, const ProductKey&, const ProductPointers&);  // false: the library has no kernel for it
-  bool has(const ProductKey& k) const { return chosen_.contains(text_of(k)); }
+  bool has(const ProductKey&);                                   // a plan that the library takes
   void choose(const ProductKey&, const Choice&);
   std::string text() const;
   int add_text(const std::string& lines, const std::string& source);  // how many it could not use
@@ -81,6 +81,7 @@ class ProductPlans {
     bool refused = false;
   };
   Plan& find(const ProductKey&, const ProductPointers&);
+  std::optional<cublasLtMatmulAlgo_t> stored(const ProductKey&, const Product& bound);
   std::string line(const std::string& key, const Choice&) const;
 
   Device& device_;

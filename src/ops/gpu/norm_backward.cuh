@@ -54,7 +54,8 @@ int64_t launch_norm_backward(Stream& s, const NormBackward<T>& f) {
 
 // Writes dx, and rows of partial sums of dw and db (P,C); returns their number. Two vectors a thread were fastest on an
 // H200 from 768 to 6144 columns: with fewer, sums over a team cost more; with more, there are too few warps. One vector
-// where shared memory is small.
+// where shared memory is small. RMSNorm's registers, in bf16, allow 768 threads, so that two teams fit up to 6144
+// columns; LayerNorm's would spill.
 template <bool kCentre, class T>
 int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   const int64_t room = shared_room(s.target().compute_capability);
@@ -64,7 +65,9 @@ int64_t norm_backward(Stream& s, const NormBackward<T>& f) {
   const bool fast = f.C % 8 == 0 && aligned({f.dx, f.dy, f.x, f.w, f.dw_partial, f.db_partial});
   int64_t blocks = std::min(partial_rows(s.target()), f.N);
   if (f.N == 0) return 0;
-  if (fast && f.C <= 8192 && fits(2)) blocks = launch_norm_backward<T, 2, 512, kCentre>(s, f);
+  constexpr int kMost = kCentre || sizeof(T) > 2 ? 512 : 768;
+  if (fast && f.C > 4096 && f.C <= 6144 && fits(3)) blocks = launch_norm_backward<T, 2, kMost, kCentre>(s, f);
+  else if (fast && f.C <= 8192 && fits(2)) blocks = launch_norm_backward<T, 2, 512, kCentre>(s, f);
   else if (fast && f.C <= 4096 && fits(1)) blocks = launch_norm_backward<T, 1, 512, kCentre>(s, f);
   else launch_pdl(s, norm_backward_any_kernel<T, kCentre>, {unsigned(blocks), 256}, f);
   return blocks;
