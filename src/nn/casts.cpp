@@ -74,9 +74,9 @@ void ParameterStore::cast(Stream& s, const Operand& y, Tensor master, Tensor cou
   if (!counts || !master.numel()) return into(y);
   into({.q = y.q,
         .slot = {scales_.largest_scale(), nullptr, y.slot.format}});  // codes that are zero now were zero masters
-  count_codes(s, counts.part(4, {4}), y.q);
+  count_codes(s, counts.part(6, {6}), y.q);
   into(y);
-  count_codes(s, counts.part(0, {4}), y.q);
+  count_codes(s, counts.part(0, {6}), y.q);
 }
 
 }  // namespace octet::BACKEND

@@ -90,10 +90,10 @@ struct Context {
     if (counts) {
       kernel(
           Operand{.q = y.q, .q_t = y.q ? Tensor{} : y.q_t, .slot = {scaling.largest_scale(), nullptr, y.slot.format}});
-      count_codes(stream, counts.part(4, {4}), codes);
+      count_codes(stream, counts.part(6, {6}), codes);
     }
     kernel(y);
-    if (counts) count_codes(stream, counts.part(0, {4}), codes);
+    if (counts) count_codes(stream, counts.part(0, {6}), codes);
   }
   float largest_of(DType format) const;  // the format's largest value times 2^-margin
 };

@@ -11,6 +11,24 @@
 
 namespace octet {
 
+// (value / largest)² of each magnitude of an FP8 format, in units of 2^-30, so that sums are exact; 0 of what is not
+// finite.
+struct CodeSquares {
+  static constexpr double kUnit = 0x1p-30;
+  uint32_t of[128] = {};
+  template <class Float8>
+  static constexpr CodeSquares make() {
+    CodeSquares squares;
+    for (int i = 0; i < 128; ++i) {
+      Float8 code;
+      code.bits = uint8_t(i);
+      const double share = double(float(code)) / double(Float8::largest());
+      squares.of[i] = share <= 1 ? uint32_t(share * share / kUnit + 0.5) : 0;
+    }
+    return squares;
+  }
+};
+
 template <class R>
 constexpr R sigmoid(R x) {
   return R(1) / (R(1) + std::exp(-x));

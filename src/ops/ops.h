@@ -140,9 +140,10 @@ void sum_of_squares(Stream&, Tensor total /*(1) f64 +=*/, Tensor x /*any*/, Tens
 // ---- formats and copies
 void quantize(Stream&, Operand y /*(N,C)*/, Tensor x /*(N,C)*/);  // y = x, where x's producer wrote the plain form only
 void transpose(Stream&, Tensor y /*(C,N)*/, Tensor x /*(N,C)*/);  // of FP8 codes
-// counts += {codes, those at +-largest, zeros, 0} of q; only of its first kMostCounted codes, as counts have 32 bits.
+// counts += {codes, those at +-largest, zeros, 0, sum of CodeSquares (ops/formulas.h) in two words, the lower first} of
+// q; only of its first kMostCounted codes, as counts have 32 bits.
 inline constexpr int64_t kMostCounted = int64_t{1} << 30;
-void count_codes(Stream&, Tensor counts /*(4) u32 +=*/, Tensor q);
+void count_codes(Stream&, Tensor counts /*(6) u32 +=*/, Tensor q);
 void convert(Stream&, Tensor y, Tensor x);        // y = x in another dtype
 void add(Stream&, Tensor y, Tensor a, Tensor b);  // y = a + b; y may be a or b; b may be of another dtype
 // y[i] = mean + std * normal(seed, stream, first + i), base/rng.h; std == 0 draws nothing.

@@ -33,13 +33,24 @@ int HealthReport::worst() const {
   return w;
 }
 
+int HealthReport::most_peaked() const {
+  int m = casts.empty() ? -1 : 0;
+  for (int i = 1; i < int(casts.size()); ++i)
+    if (casts[size_t(i)].amax_over_rms() > casts[size_t(m)].amax_over_rms()) m = i;
+  return m;
+}
+
 json HealthReport::to_json() const {
   json tensors = json::object();
   for (size_t i = 0; i < casts.size(); ++i) {
     const CastHealth& h = casts[i];
-    tensors[names[i]] = {
-        {"scale", h.scale}, {"amax", h.amax},    {"saturated", h.saturated_share()}, {"flushed", h.flushed_share()},
-        {"age", h.age},     {"frozen", h.frozen}};
+    tensors[names[i]] = {{"scale", h.scale},
+                         {"amax", h.amax},
+                         {"amax_over_rms", h.amax_over_rms()},
+                         {"saturated", h.saturated_share()},
+                         {"flushed", h.flushed_share()},
+                         {"age", h.age},
+                         {"frozen", h.frozen}};
   }
   const int w = worst();
   return {{"worst", w < 0 ? "" : names[size_t(w)]}, {"tensors", tensors}};
@@ -50,12 +61,14 @@ std::string HealthReport::summary() const {
   if (w < 0) return "no tensor is in FP8";
   const CastHealth& h = casts[size_t(w)];
   const auto frozen = std::count_if(casts.begin(), casts.end(), [](const CastHealth& c) { return c.frozen; });
-  char numbers[96];
+  const size_t m = size_t(most_peaked());
+  char numbers[96], peak[32];
   std::snprintf(numbers, sizeof numbers, "scale %.3g, amax %.3g, age %lld", double(h.scale), double(h.amax),
                 static_cast<long long>(h.age));
+  std::snprintf(peak, sizeof peak, "%.3g", casts[m].amax_over_rms());
   return concat("worst ", names[size_t(w)], ": ", percent(h.saturated_share()), " saturated, ",
                 percent(h.flushed_share()), " flushed to zero, ", numbers, "; ", frozen, " of ", casts.size(),
-                " scales frozen");
+                " scales frozen; largest amax/rms ", peak, " of ", names[m]);
 }
 
 void share(HealthReport& report, Host& host) {
@@ -71,6 +84,7 @@ void share(HealthReport& report, Host& host) {
       sum.elements += h.elements;
       sum.saturated += h.saturated;
       sum.flushed += h.flushed;
+      sum.squares += h.squares;
       sum.age = std::max(sum.age, h.age);
       sum.frozen |= h.frozen;
     }

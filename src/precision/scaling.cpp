@@ -38,7 +38,7 @@ void DelayedScaling::materialise(Stream& s, Arena& memory) {
   for (Tensor t : {state_.amax, state_.history, state_.nonfinite}) fill_zero(s, t);
   cold_.assign(size_t(S), 1);
   if (options_.health) {
-    counts_ = memory.alloc(DType::u32, {S, 2, 4});
+    counts_ = memory.alloc(DType::u32, {S, 2, 6});
     largest_scale_ = memory.alloc(DType::f32, {4});
     const std::vector<float> largest_scale(4, kLargestFloat);
     copy_to_device(s, largest_scale_.data, largest_scale.data(), largest_scale_.bytes());
@@ -162,7 +162,7 @@ std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
   std::vector<CastHealth> all(S);
   if (S == 0) return all;
   std::vector<float> scale(4 * S), rows(L * S);
-  std::vector<uint32_t> amax(S), counts(8 * S);
+  std::vector<uint32_t> amax(S), counts(12 * S);
   copy_to_host(s, scale.data(), state_.scale.data, state_.scale.bytes());
   copy_to_host(s, rows.data(), state_.history.data, state_.history.bytes());
   copy_to_host(s, amax.data(), state_.amax.data, state_.amax.bytes());
@@ -170,16 +170,17 @@ std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {
   s.synchronize();
   for (size_t i = 0; i < S; ++i) {
     CastHealth& h = all[i];
-    const uint32_t* n = &counts[8 * i];
+    const uint32_t* n = &counts[12 * i];
     const float top = largest(formats_[i]), seen = std::bit_cast<float>(amax[i]), limit = largest_of(int(i));
     const bool finite = seen <= kLargestFloat, own = options_.current || (cold_[i] && !options_.cold_scale_one);
     h.scale = own ? (finite && seen > 0 ? scale_of(limit, seen, options_.power_of_2) : 1.f) : scale[4 * i];
     h.amax = amax[i] ? seen : limit / h.scale;  // weights whose maximum has moved into the scale already
     h.elements = n[0];
+    h.squares = double(n[4] + (uint64_t(n[5]) << 32)) * CodeSquares::kUnit * std::pow(double(top) / double(h.scale), 2);
     h.saturated = double(h.amax) * double(h.scale) > double(top) * (1 + 1e-6) || !finite
                       ? n[1]
                       : 0;                          // else the largest value is exact
-    h.flushed = n[2] - std::min(n[2], n[6]);        // zero at the largest scale too: it was zero before the cast
+    h.flushed = n[2] - std::min(n[2], n[8]);        // zero at the largest scale too: it was zero before the cast
     h.age = own || updates_ == 0 ? 0 : int64_t(L);  // unless it is among the rows; the oldest has just left them
     for (size_t k = L - 1; k >= 1; --k) {           // newest first
       const float a = rows[k * S + i];

@@ -69,9 +69,9 @@ class DelayedScaling {
   void start_counting(Stream&);
   void stop_counting() { counting_ = false; }
   std::vector<CastHealth> examine(Stream&) const;  // waits for the device
-  // (2,4) u32: all codes, those at the largest value, zeros; row 1 of a cast with the largest possible scale. None
+  // (2,6) u32, of count_codes(): row 1 of a cast with the largest possible scale. None
   // unless counting.
-  Tensor counts(int slot) const { return counting_ ? counts_.part(8 * slot, {2, 4}) : Tensor{}; }
+  Tensor counts(int slot) const { return counting_ ? counts_.part(12 * slot, {2, 6}) : Tensor{}; }
   Tensor counts(const Slot& s) const { return s.amax ? counts(int(index(s))) : Tensor{}; }
   float* largest_scale() const { return largest_scale_.ptr<float>(); }
 
@@ -86,7 +86,7 @@ class DelayedScaling {
   void mark_warm(Stream&);  // slots with a finite amax above zero are no longer cold
   std::vector<char> cold_;
   int64_t updates_ = 0;
-  Tensor counts_{}, largest_scale_{};  // (S,2,4) u32; (4) f32
+  Tensor counts_{}, largest_scale_{};  // (S,2,6) u32; (4) f32
   bool counting_ = false;
 };
 

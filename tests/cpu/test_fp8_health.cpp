@@ -18,6 +18,13 @@ namespace {
 
 Changes operator+(Changes a, const Changes& b) { return with(std::move(a), b); }
 
+template <class Float8>
+double value_of(uint8_t code) {
+  Float8 f;
+  f.bits = code;
+  return float(f);
+}
+
 TEST(Fp8Health, CodesAreCountedExactly) {
   Lab lab;
   for (const DType format : {DType::e4m3, DType::e5m2}) {
@@ -25,15 +32,19 @@ TEST(Fp8Health, CodesAreCountedExactly) {
     for (const int64_t n : {1, 15, 16, 1000, 70001}) {
       const Tensor q = lab.empty(format, {n});
       uint32_t largest = 0, zeros = 0;
+      uint64_t squares = 0xffff'ffff;
       for (int64_t i = 0; i < n; ++i) {
         const uint8_t code = uint8_t(random_bits(5, 5, uint64_t(i)));
         static_cast<uint8_t*>(q.data)[i] = code;
         largest += (code & 0x7f) == top;
         zeros += (code & 0x7f) == 0;
+        const double v = format == DType::e4m3 ? value_of<e4m3>(code) / 448 : value_of<e5m2>(code) / 57344;
+        if (std::abs(v) <= 1) squares += uint64_t(std::llround(std::ldexp(v * v, 30)));
       }
-      const Tensor counts = lab.of<uint32_t>({7, 1, 2, 3});  // counts are added
+      const Tensor counts = lab.of<uint32_t>({7, 1, 2, 3, 0xffff'ffff, 0});  // counts are added
       count_codes(lab.stream(), counts, q);
-      EXPECT_EQ(values(counts), (std::vector<double>{7. + double(n), 1. + largest, 2. + zeros, 3}));
+      EXPECT_EQ(values(counts), (std::vector<double>{7. + double(n), 1. + largest, 2. + zeros, 3,
+                                                     double(uint32_t(squares)), double(squares >> 32)}));
     }
   }
 }
@@ -44,10 +55,10 @@ TEST(Fp8Health, OfVeryManyCodesTheFirstAreCounted) {
   constexpr int64_t n = (int64_t{1} << 32) + 8;
   void* zeros = mmap(nullptr, size_t(n), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(zeros, MAP_FAILED);
-  const Tensor counts = lab.of<uint32_t>({0, 0, 0, 0});
+  const Tensor counts = lab.of<uint32_t>({0, 0, 0, 0, 0, 0});
   count_codes(lab.stream(), counts, {zeros, DType::e4m3, {n}});
   munmap(zeros, size_t(n));
-  EXPECT_EQ(values(counts), (std::vector<double>{kMostCounted, 0, kMostCounted, 0}));
+  EXPECT_EQ(values(counts), (std::vector<double>{kMostCounted, 0, kMostCounted, 0, 0, 0}));
 }
 
 CastHealth health_of(Layer& layer, const std::string& name) {
@@ -75,6 +86,7 @@ TEST(Fp8Health, SaturatedAndFlushedValuesAreThoseOfTheCast) {
   EXPECT_EQ(h.saturated, 0u);
   EXPECT_EQ(h.flushed, 0u);
   EXPECT_EQ(h.age, 0);
+  EXPECT_NEAR(h.amax_over_rms(), 2 / std::sqrt((411 * 1. + 4.) / 512), 1e-6);  // 100 zeros, 411 ones, a two
   layer.scaling.stop_counting();
   layer.update();
   layer.run(x, dy), layer.update(), layer.run(lab.zeros(DType::f32, {16, 32}), dy),
@@ -104,6 +116,22 @@ TEST(Fp8Health, SaturatedAndFlushedValuesAreThoseOfTheCast) {
   EXPECT_EQ(h.elements, 1024u);
   EXPECT_EQ(h.saturated, 0u);
   EXPECT_GE(h.flushed, 1u);
+}
+
+TEST(Fp8Health, TheMostPeakedTensorIsFoundOverAllRanks) {
+  run_ranks(2, [](Host& host) {
+    const double squares = host.rank() == 0 ? 12 : 4;
+    HealthReport report{.names = {"flat", "peaked", "zeros"},
+                        .casts = {{.amax = 1, .elements = 4, .squares = 4},
+                                  {.amax = 2, .elements = 4, .squares = squares},
+                                  {.amax = 0, .elements = 4, .squares = 0}}};
+    share(report, host);
+    EXPECT_NEAR(report.casts[1].amax_over_rms(), 2 / std::sqrt(16. / 8), 1e-12);
+    EXPECT_EQ(report.casts[2].amax_over_rms(), 0);
+    EXPECT_EQ(report.most_peaked(), 1);
+    EXPECT_TRUE(has(report.summary(), "largest amax/rms 1.41 of peaked")) << report.summary();
+    EXPECT_NEAR(report.to_json()["tensors"]["peaked"]["amax_over_rms"].get<double>(), std::sqrt(2.), 1e-12);
+  });
 }
 
 TEST(Fp8Health, AgeAndFrozenScales) {

@@ -37,9 +37,9 @@ void run_transpose(Runner& r) {
 void run_count_codes(Runner& r) {
   std::vector<uint8_t> codes(static_cast<size_t>(r.k.n * r.k.c));
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = uint8_t(random_bits(r.k.seed, 1, i));
-  const uint32_t before[] = {1, 2, 3, 4};
+  const uint32_t before[] = {1, 2, 3, 4, 0xfffffff0u, 5};
   const Tensor q = r.place(r.has(kE5m2) ? DType::e5m2 : DType::e4m3, {r.k.n, r.k.c}, codes.data());
-  count_codes(r.stream, r.report("counts", r.place(DType::u32, {4}, before), Compare::bits), q);
+  count_codes(r.stream, r.report("counts", r.place(DType::u32, {6}, before), Compare::bits), q);
 }
 void run_convert(Runner& r) {  // d: 4 * target + source
   const DType types[] = {DType::f32, DType::bf16, DType::f16};
