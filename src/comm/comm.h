@@ -26,7 +26,7 @@ class Comm {
   virtual void end_group() {}
   virtual void all_gather(Stream&, Tensor full, Tensor mine) = 0;      // full = concat of mine; mine may be its slice
   virtual void reduce_scatter(Stream&, Tensor mine, Tensor full) = 0;  // mine = own slice of the sum; likewise
-  virtual void all_reduce(Stream&, Tensor, Reduce) = 0;                // in place; f64, f32, bf16, f16, u32
+  virtual void all_reduce(Stream&, Tensor, Reduce) = 0;                // in place; f64, f32, bf16, u32
   virtual void broadcast(Stream&, Tensor, int root) = 0;
   // Rows of `from` into rows of the others' and one's own `to`: between two ranks the pieces that one sends are those
   // that the other receives, in order and size.

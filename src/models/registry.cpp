@@ -1,4 +1,4 @@
-// The registered architectures. A new one is a file with its block, and an entry here.
+// The registered architectures. A new one is a file with its block, an entry here, and its fields in config/model*.
 #include "models/architectures.h"
 
 namespace octet::BACKEND {

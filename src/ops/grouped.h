@@ -1,6 +1,6 @@
 #pragma once
 // Grouped matrix products: those of a layer's experts, each over its own rows of one buffer (ops/moe.h). The offsets of
-// the rows are read from device memory, so that the host never waits for the routing.
+// the rows are in device memory: a Hopper card reads them there, so that the host does not wait for the routing.
 // Dimension key:  E experts   R rows of the buffer   M, N, K as in gemm()
 #include <span>
 

@@ -33,7 +33,7 @@ struct Recipe {
   std::function<LinearRecipe(const std::vector<std::string>& names, int64_t layer, Shape)> linear = [](auto&&...) {
     return LinearRecipe{};
   };
-  // A line for each Linear that was asked about, and for the products that are never in FP8.
+  // A line for each Linear that was asked about, and for the head, which is never in FP8.
   std::shared_ptr<std::vector<std::string>> report = std::make_shared<std::vector<std::string>>();
   DType gradient_format = DType::e5m2;  // e4m3 under format "E4M3"
   bool per_expert_scales = false;       // of the experts of a layer, of activations and gradients

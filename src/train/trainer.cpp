@@ -36,7 +36,9 @@ Tensor Trainer::field(size_t offset, DType t, int64_t count) const {
 }
 
 // Gradients of the micro-batches; one loss and norm for all ranks; update; FP8 scales. Nothing here waits for the
-// device, but for FP8's health on request.
+// device but: uploads, once the host is four micro-batches ahead; FP8 scales, until all have a history, and their
+// health on request; and experts whose offsets the host needs (parallel.expert_parallel, fp8.moe_per_expert_scales, or
+// a card that is no Hopper).
 void Trainer::step(const Samples& samples) {
   Session& s = session;
   const RunConfig& config = s.config;
