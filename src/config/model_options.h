@@ -23,15 +23,19 @@ struct ModelOptions : Section {
                                     size_up_to(1 << 22)};
   Option<int64_t> num_layers{this, "num_hidden_layers", 0, "transformer blocks", size_up_to(10000)};
   Option<int64_t> num_heads{this, "num_attention_heads", 0, "query heads", size_up_to(65536)};
-  Option<int64_t> num_kv_heads{this, "num_key_value_heads", 0, "key and value heads (0: num_attention_heads)",
+  Option<int64_t> num_kv_heads{this, "num_key_value_heads", 0,
+                               "key and value heads (0: num_attention_heads; default for mixtral: 8)",
                                size_up_to(65536)};
   Option<int64_t> head_dim{this, "head_dim", 0, "size of a head (0: hidden_size / num_attention_heads)",
                            size_up_to(4096)};
-  Option<int64_t> max_positions{this, "max_position_embeddings", 2048, "longest sequence", between(1, kMostTokens)};
-  Option<double> rms_norm_eps{this, "rms_norm_eps", 1e-6, "llama, mixtral: added to the mean square", more_than(0)};
+  Option<int64_t> max_positions{this, "max_position_embeddings", 2048, "longest sequence (default for mixtral: 131072)",
+                                between(1, kMostTokens)};
+  Option<double> rms_norm_eps{this, "rms_norm_eps", 1e-6,
+                              "llama, mixtral: added to the mean square (default for mixtral: 1e-5)", more_than(0)};
   Option<double> layer_norm_eps{this, "layer_norm_eps", 1e-5, "gpt_neox: added to the variance", more_than(0)};
-  Option<double> rope_theta{
-      this, "rope_theta", 10000, "base of the rotary frequencies", more_than(0), Aliases{"rotary_emb_base"}};
+  Option<double> rope_theta{this,         "rope_theta",
+                            10000,        "base of the rotary frequencies (default for mixtral: 1e6)",
+                            more_than(0), Aliases{"rotary_emb_base"}};
   Choice<RopeKind> rope_type{
       this,
       "rope_type",
@@ -63,7 +67,7 @@ struct ModelOptions : Section {
   Option<double> initializer_range{this, "initializer_range", 0.02, "standard deviation of the initial weights",
                                    at_least(0)};
   Option<std::string> hidden_act{this, "hidden_act", "silu",
-                                 "activation: silu; for gpt_neox gelu, gelu_new or gelu_fast"};
+                                 "activation: silu; for gpt_neox gelu (its default), gelu_new or gelu_fast"};
   Option<bool> parallel_residual{this, "use_parallel_residual", true, "gpt_neox: attention and MLP in parallel"};
   Option<bool> attention_bias{this, "attention_bias", true, "gpt_neox: biases in the attention projections"};
   Option<bool> mlp_bias{this, "mlp_bias", false, "not supported", Hidden{}};
@@ -88,8 +92,10 @@ struct ModelOptions : Section {
                                from_below(0, 1)};
   Option<int64_t> sliding_window{this, "sliding_window", 0, "keys that a query attends to (0: all up to its own)",
                                  size_up_to(kMostTokens)};
-  Option<int64_t> bos_id{this, "bos_token_id", -1, "beginning of a document (-1: none)", between(-1, kMostTokens)};
-  Option<int64_t> eos_id{this, "eos_token_id", -1, "end of a document (-1: none)", between(-1, kMostTokens)};
+  Option<int64_t> bos_id{this, "bos_token_id", -1, "beginning of a document (-1: none; default: 1, for gpt_neox 0)",
+                         between(-1, kMostTokens)};
+  Option<int64_t> eos_id{this, "eos_token_id", -1, "end of a document (-1: none; default: 2)",
+                         between(-1, kMostTokens)};
   Option<double> attention_dropout{
       this, "attention_dropout", 0, "not supported", Hidden{}, Aliases{"attention_probs_dropout_prob"}};
   Option<double> hidden_dropout{this, "hidden_dropout", 0, "not supported", Hidden{}, Aliases{"hidden_dropout_prob"}};

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
-#include "config/model.h"
+#include "config/model_options.h"
 #include "config/refusal.h"
 #include "golden.h"
 
@@ -106,6 +106,25 @@ TEST(Model, ShapesOfPresetsAreThePublishedOnes) {
   EXPECT_EQ(section(R"({"preset": "llama2-70b"})"_json).num_kv_heads, 8);
   EXPECT_EQ(section(R"({"preset": "neox-20b"})"_json).rotary_dims(), 24);
   EXPECT_EQ(section(R"({"preset": "mixtral-8x7b"})"_json).rope_theta, 1e6);
+}
+
+// What help lists as a model's default is what a model gets that does not give it, or help says what it gets.
+TEST(Model, DefaultsAreThoseOfHelp) {
+  ModelOptions defaults("");
+  for (const std::string arch : {"llama", "gpt_neox", "mixtral"}) {
+    json given = R"({"vocab_size": 128, "hidden_size": 512, "intermediate_size": 80, "num_hidden_layers": 2,
+      "num_attention_heads": 16, "head_dim": 32})"_json;
+    given["model_type"] = arch;
+    const json got = write_model_section(section(given));
+    for (const auto& [key, value] : got.items()) {
+      const OptionBase* option = defaults.find(key);
+      if (!option || given.contains(key) || value.is_null()) continue;
+      const std::string help = option->help();
+      if (help.starts_with("gpt_neox: ") && arch != "gpt_neox") continue;
+      EXPECT_TRUE(value == option->value() || help.find("default") != std::string::npos)
+          << arch << ": " << key << " is " << value << ", not " << option->value() << ": " << help;
+    }
+  }
 }
 
 TEST(Model, LaterSourcesWin) {
