@@ -132,9 +132,10 @@ void print_schedule(const json& plan) {
   std::printf("\nschedule\n");
   if (s["steps"] == 0) std::printf("  steps              not given (training.steps or training.tokens)\n");
   else std::printf("  steps              %s, %s tokens\n", count(s["steps"]).c_str(), count(s["tokens"]).c_str());
-  std::printf("  learning rate      %s: warm-up of %s steps to %g, then down to %g\n",
-              s["kind"].get<std::string>().c_str(), count(s["warmup_steps"]).c_str(), s["lr"].get<double>(),
-              s["min_lr"].get<double>());
+  std::printf("  learning rate      %s: warm-up of %s steps to %g", s["kind"].get<std::string>().c_str(),
+              count(s["warmup_steps"]).c_str(), s["lr"].get<double>());
+  if (s["kind"] == "constant") std::printf(", which stays\n");
+  else std::printf(", then down to %g\n", s["min_lr"].get<double>());
   std::printf("  step               %s sequences of %s tokens: %s tokens, %s micro-batches of %s on each rank\n",
               count(b["sequences"]).c_str(), count(b["seq_len"]).c_str(), count(b["tokens"]).c_str(),
               count(b["micro_batches"]).c_str(), count(b["micro_batch_size"]).c_str());
@@ -145,7 +146,9 @@ void print(const json& plan) {
   std::printf("parameters           %s\n", count(plan["parameters"]).c_str());
   std::printf("planned for          %s, %s %s\n", plan["target"].get<std::string>().c_str(),
               count(plan["ranks"]).c_str(), plan["ranks"] == 1 ? "rank" : "ranks");
-  if (const int64_t ranks = plan["ranks"], degree = plan["shard_degree"]; ranks > 1)
+  if (const int64_t ranks = plan["ranks"], degree = plan["shard_degree"]; ranks > 1 && plan["zero_stage"] == 0)
+    std::printf("sharded              stage 0: nothing, every rank is a replica\n");
+  else if (ranks > 1)
     std::printf("sharded              stage %s among %s ranks%s, %s such %s\n", count(plan["zero_stage"]).c_str(),
                 with_commas(degree).c_str(),
                 plan["chosen"] == true ? " (chosen: the fewest whole machines that have the memory)" : "",
@@ -176,8 +179,8 @@ int run_plan(const Arguments& arguments, Host* mpi) {
 
 }  // namespace
 
-std::vector<OptionSpec> plan_options() {
-  return {kRanksOption,
+std::vector<OptionSpec> plan_options(OptionSpec ranks) {
+  return {ranks,
           {"local-ranks", "N", "ranks per machine (default 8 on GPUs); --ranks must be a multiple"},
           {"target", "CARD", "cpu, a100, h100 or h200: what to plan for (default cpu where device is cpu, else h200)"},
           {"json", "", "print the plan as JSON"}};
@@ -201,7 +204,7 @@ Command plan_command() {
   return {.name = "plan",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
           .summary = "show what a run needs: memory, FLOPs, schedule",
-          .options = plan_options(),
+          .options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"}),
           .more =
               "The same as octet train --dry-run. Needs neither a GPU nor data files.\n"
               "\n"

@@ -5,7 +5,7 @@
 
 namespace octet {
 
-std::vector<OptionSpec> plan_options();
+std::vector<OptionSpec> plan_options(OptionSpec ranks);  // ranks: what --ranks means to the command
 int show_plan(const Arguments& arguments, const RunConfig& config, int64_t ranks);
 
 }  // namespace octet

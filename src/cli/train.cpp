@@ -41,7 +41,7 @@ Command train_command() {
       {"resume", "auto|PATH|none",
        "continue from the newest checkpoint, from this one (or a run's newest), or start anew", "auto"},
       {"dry-run", "", "print the plan instead of running; needs neither GPU nor data"}};
-  for (const OptionSpec& o : plan_options()) options.push_back(o);
+  for (const OptionSpec& o : plan_options(kRanksOption)) options.push_back(o);
   return {
       .name = "train",
       .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",

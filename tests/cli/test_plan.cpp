@@ -47,6 +47,15 @@ TEST(Plan, MemoryIsTheSumOfItsCategoriesAndFallsWithRanks) {
   EXPECT_LT(four["memory_bytes"]["optimizer"].get<double>(), 0.3 * one["memory_bytes"]["optimizer"].get<double>());
 }
 
+TEST(Plan, SaysNothingOfADecayOrOfShardsWhereThereAreNone) {
+  const auto says = [](const std::string& option) {
+    return octet_says({"plan", CONFIGS "/tiny_llama.json", "--ranks", "2", option});
+  };
+  expect_done(says("schedule.kind=cosine"), {"to 0.003, then down to 0.0003", "stage 1 among 2 ranks, 1 such group"});
+  expect_done(says("schedule.kind=constant"), {"to 0.003, which stays"});
+  expect_done(says("parallel.zero_stage=0"), {"stage 0: nothing, every rank is a replica"});
+}
+
 TEST(Plan, SaysWhatDoesNotFitAndWhatToDo) {
   expect_done(octet_says({"plan", CONFIGS "/llama2_70b.json", "--target", "a100"}),
               {"DOES NOT FIT", "memory.recompute_blocks"});
