@@ -91,7 +91,7 @@ std::string general_help() {
          "Exit codes:\n"
          "  0  success\n"
          "  1  a check failed: octet verify found a difference, octet inspect found a wrong checksum, or octet train\n"
-         "     skipped training.max_skipped steps in a row\n"
+         "     skipped training.max_skipped steps in a row, or all its steps\n"
          "  2  the input is wrong; the message says what, where, and what to do\n"
          "  3  a fault of the system: a full disk, no memory, a lost rank; or an internal error of octet\n"
          "  4  octet train saved a checkpoint and stopped on SIGTERM, SIGINT, SIGUSR1 or SIGHUP\n";

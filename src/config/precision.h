@@ -66,7 +66,7 @@ enum class GatherType { fp8, bf16 };
 
 struct Fp8Config : Section {
   Fp8Config() : Section("fp8") {}
-  Option<bool> enabled{this, "enabled", false, "run the matrix products of the transformer blocks in FP8"};
+  Option<bool> enabled{this, "enabled", false, "run the linear layers of the transformer blocks in FP8"};
   Choice<Fp8Preset> preset{this,
                            "preset",
                            Fp8Preset::none,
