@@ -54,7 +54,7 @@ struct Param {
 struct ParameterOptions {
   DType plain = DType::f32, master = DType::f32, moment = DType::f32, grad = DType::f32, reduce = DType::f32;
   int zero_stage = 0;
-  int prefetch = 1;  // units gathered ahead, where whole weights are not kept
+  int prefetch = 1;  // units of each pool gathered ahead, where whole weights are not kept
   // false (evaluation, generation): no gradients, no moments, no initialisation; plain weights are their own masters
   bool trains = true;
   bool evaluate_fp8 = false;        // evaluation reads the FP8 weights instead of plain ones
@@ -76,8 +76,8 @@ class Arenas {  // one for each category of the memory plan
 
 class ParameterStore {
  public:
-  // shard, replica: the process groups of units that name none of their own. side: the stream of collectives
-  // and their casts, in parallel with the computing stream. all: all ranks of the run, if shard is not all of them.
+  // shard, replica: the process groups of units that name none of their own. side: the stream of collectives and their
+  // casts, in parallel with the computing stream. all: ranks that together hold every parameter, if shard's do not.
   ParameterStore(Comm& shard, Comm* replica, Stream& side, const ParameterOptions&, Comm* all = nullptr);
 
   struct Part {
