@@ -106,6 +106,7 @@ void OptionBase::read_text(const std::string& text, const std::string& where) {
     bad_input(where, ": ", show(value),
               " is not UTF-8, and what is saved of a run could not hold it: rename the file, ", "or name it by a link");
   }
+  if (text.empty() && this->value().is_array()) return read(json::array(), where);  // "data.validation=": none
   try {
     json parsed = parse_json(text, where);
     if (parsed.is_string() || !takes_bare_text()) value = std::move(parsed);

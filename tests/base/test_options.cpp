@@ -162,6 +162,8 @@ TEST(Options, ACommandLineGivesJsonOrBareText) {
   EXPECT_EQ(*s.files, std::vector<std::string>{"a b.bin"});
   EXPECT_EQ(s.weights->size(), 2u);
   EXPECT_TRUE(s.quick);
+  s.files.read_text("", "here"), s.weights.read_text("", "here"), s.title.read_text("", "here");
+  EXPECT_TRUE(s.files->empty() && s.weights->empty() && s.title->empty());
   s.title.read_text(R"("quoted")", "here");
   EXPECT_EQ(*s.title, "quoted");
   EXPECT_EQ(refusal([&] { s.steps.read_text("many", "here"); }), R"(here: expected an integer, got "many")");

@@ -12,6 +12,21 @@ TEST(Help, ListsEveryCommand) {
   EXPECT_EQ(octet_says({}).code, 2);
 }
 
+TEST(Help, ItsFirstExampleRunsAsPrinted) {
+  const Scratch folder;
+  for (const char* name : {"text", "configs"}) std::filesystem::create_directory(folder / name);
+  for (const char* name : {"text/a.txt", "more.txt"}) folder.write(name, read_file(small_text()));
+  json config = read_json(CONFIGS "/tiny_llama.json");
+  config["training"]["steps"] = 2;
+  folder.write("configs/tiny_llama.json", config.dump());
+  const std::string help = octet_says({"help"}).out, title = "From text to a model:\n";
+  const size_t begin = help.find(title) + title.size();
+  const std::string lines = help.substr(begin, help.find("\n\n", begin) - begin);
+  const Ran r = run({"sh", "-ec", "cd " + (folder / "").string() + "\noctet() { " OCTET_BINARY " \"$@\"; }\n" + lines});
+  EXPECT_EQ(r.code, 0) << r;
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/hf/model.safetensors")) << r;
+}
+
 TEST(Help, OfACommandShowsOptionsDefaultsAndExamples) {
   const Ran r = octet_says({"help", "tokenizer"});
   expect_done(r, {"usage: octet tokenizer", "--vocab-size N", "(default 32000)", "  octet tokenizer --input"});
