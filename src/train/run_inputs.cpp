@@ -24,6 +24,10 @@ LoaderConfig loader_config(const RunConfig& c, const std::vector<std::string>& f
           .split = split,
           .held_out = c.data.validation_fraction};
 }
+// What is wrong with a file is said with the option that names it: a user may have given the other one only.
+Loader opened(const RunConfig& c, const char* option, LoaderConfig config) try {
+  return Loader(std::move(config));
+} catch (const InputError& e) { bad_input(c.where, ": ", option, ": ", e.what()); }
 void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
   if (c.data.tokenizer->empty()) return;
   const std::filesystem::path found = tokenizer_file(*c.data.tokenizer);
@@ -59,12 +63,12 @@ RunData open_data(const RunConfig& c) {
   LoaderConfig train = loader_config(c, c.data.train, held_out ? Split::train : Split::all);
   train.weights = c.data.weights;
   train.shuffle = c.data.shuffle;
-  RunData data{Loader(std::move(train)), std::nullopt};
+  RunData data{opened(c, "data.train", std::move(train)), std::nullopt};
   if (c.training.eval_sequences == 0 || !(held_out || !c.data.validation->empty())) return data;
   LoaderConfig v =
       loader_config(c, held_out ? *c.data.train : *c.data.validation, held_out ? Split::held_out : Split::all);
   v.shuffle = false;
-  data.validation.emplace(std::move(v));
+  data.validation.emplace(opened(c, held_out ? "data.train" : "data.validation", std::move(v)));
   const uint64_t ours = data.train.tokenizer_fingerprint(), theirs = data.validation->tokenizer_fingerprint();
   if (ours && theirs && ours != theirs)  // its loss would mean nothing
     bad_input(c.where, ": data.validation: ", c.data.validation->front(), " was made with another tokenizer than ",

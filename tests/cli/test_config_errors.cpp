@@ -15,6 +15,13 @@ Ran with_config(const std::string& text) {
 
 TEST(ConfigErrors, AMissingFileIsNamed) { expect_refused(octet_says({"train", "no/such.json"}), {"no/such.json"}); }
 
+TEST(ConfigErrors, AMissingTokenFileIsNamedWithItsOption) {
+  const TinyRun tiny;
+  expect_refused(tiny.train({"data.train=absent"}), {"data.train: no file matches 'absent'"});
+  expect_refused(tiny.train({"data.validation=absent"}), {"data.validation: no file matches 'absent'"});
+  expect_done(tiny.train({"data.validation=", "training.steps=1"}), {"step 1/1"});
+}
+
 TEST(ConfigErrors, UnknownKeysHaveSuggestions) {
   expect_refused(octet_says({"train", kTiny, "training.stepps=5"}),
                  {"training.stepps", "did you mean", "training.steps"});
