@@ -9,8 +9,8 @@
 
 namespace octet {
 
-// What a command's run returns besides 0. Errors that it throws are 2, the input is wrong, or 3, a fault of the system
-// (base/check.h). help.cpp tells users the same.
+// What a command's run returns besides 0. Errors that it throws have a code of their own (base/check.h): 2, the input
+// is wrong; 3, a fault of the system; 1, training only skipped steps. help.cpp tells users the same.
 inline constexpr int kCheckFailed = 1;    // verify: beyond tolerance; inspect: a checksum does not match
 inline constexpr int kEndedBySignal = 4;  // train: saved and stopped by a signal before its last step
 

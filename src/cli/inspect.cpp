@@ -83,7 +83,8 @@ Command inspect_command() {
                   {"json", "", "print it as JSON"}},
       .more =
           "PATH is a checkpoint step-N, a run's folder, a folder saved by transformers, a .safetensors file or\n"
-          "index, a token file or a tokenizer.model. Exit code 1: a checksum of the checkpoint does not match.\n"
+          "index, a token file, a tokenizer.model or a tokenizer.json. Exit code 1: a checksum of the checkpoint\n"
+          "does not match.\n"
           "\n"
           "  octet inspect out/tiny_llama\n"
           "  octet inspect out/train.tokens --documents 10\n"

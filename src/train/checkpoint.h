@@ -7,7 +7,7 @@
 //   state.json             step, samples, tokens, counters, loss scale, resolved config, fingerprints, layers that left
 //                          FP8, alarms in a row of those that may
 //   plans.jsonl            the product plans that timing chose, so that a resumed run computes the same bits
-//   tokenizer.model        where data.tokenizer names it
+//   tokenizer.model        or tokenizer.json and what belongs to it, where data.tokenizer names one
 //   checksums.json         of every tensor and file above (data/checksums.h)
 //   COMPLETE               written last: a folder without it is a save that was cut short, and is ignored
 // A save is staged in a folder of another name, made durable, and renamed: earlier checkpoints are never harmed, nor is
