@@ -1,4 +1,4 @@
-// octet bench --ops layers times the ops that the config's model has, and no others.
+// octet bench says what it measured; --ops layers times the ops that the config's model has, and no others.
 #include <set>
 
 #include "cli/run.h"
@@ -38,6 +38,16 @@ constexpr const char* kNeox = R"({"model_type": "gpt_neox", "vocab_size": 96, "h
   "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32})";
 constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 32,
   "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32})";
+
+TEST(Bench, StageZeroShardsNothing) {
+  for (const char* stage : {"0", "1"}) {
+    const Ran r = octet_says({"bench", CONFIGS "/tiny_llama.json", "--ranks", "2", "--steps", "1", "--warmup", "0",
+                              "training.seq_len=16", "training.micro_batch_size=1", "training.global_batch_size=2",
+                              concat("parallel.zero_stage=", stage)});
+    expect_done(r);
+    EXPECT_EQ(json::parse(r.out)["shard_degree"], *stage == '0' ? 1 : 2) << r;
+  }
+}
 
 TEST(BenchOps, NeoxHasLayernormGeluAndBiasGradients) {
   expect_ops(ops_of(kNeox),
