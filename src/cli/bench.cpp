@@ -78,9 +78,7 @@ json report_of(const RunConfig& config, const BenchResult& bench, const TokenFlo
   if (const double seconds = bench.times[size_t(Kernel::wait)].seconds / double(bench.step_seconds.size()); seconds > 0)
     report["waiting"] = {{"ms", 1e3 * seconds}, {"share", seconds / step.median}};  // of compute for communication
   report["zero_stage"] = *config.parallel.zero_stage;
-  report["shard_degree"] = config.parallel.zero_stage == 0 ? 1
-                           : config.parallel.shard_degree  ? *config.parallel.shard_degree
-                                                           : ranks;
+  report["shard_degree"] = shard_degree(config, ranks);
   report["loss"] = bench.loss;
   report["norm"] = bench.norm;
   return report;

@@ -66,15 +66,13 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   }
   const int64_t tokens = tokens_per_step(config), steps = total_steps(config);
   const ScheduleConfig& s = config.schedule;
-  std::vector<std::string> warnings = warnings_of(config);
+  std::vector<std::string> warnings = warnings_of(config, ranks);
   for (std::string& line : warnings_of(config.fp8, plan.shapes)) warnings.push_back(std::move(line));
   return {{"parameters", plan.parameters},
           {"target", card.name},
           {"ranks", ranks},
           {"zero_stage", *config.parallel.zero_stage},
-          {"shard_degree", config.parallel.zero_stage == 0 ? 1
-                           : config.parallel.shard_degree  ? *config.parallel.shard_degree
-                                                           : ranks},
+          {"shard_degree", shard_degree(config, ranks)},
           {"memory_bytes", memory},
           {"total_bytes", plan.memory.total()},
           {"card_bytes", int64_t(card.bytes)},

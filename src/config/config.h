@@ -49,10 +49,11 @@ json resolved(const RunConfig& config);  // every option with its value: as a fi
 // The cross-checks between options. ranks 0: not known yet, as when load_config makes them; run again when known.
 void validate(const RunConfig& config, int64_t ranks = 0);
 // A line for each option that has no effect because of the value of another one, and for a schedule that the run is
-// too short for.
-std::vector<std::string> warnings_of(const RunConfig& config);
+// too short for. ranks 0: not known.
+std::vector<std::string> warnings_of(const RunConfig& config, int64_t ranks = 0);
 void require_training(const RunConfig& config);  // data and a length, which a plan or a benchmark does not need
 
+int64_t shard_degree(const RunConfig& config, int64_t ranks);  // ranks that share slices out: 1 in stage 0
 int64_t tokens_per_step(const RunConfig& config);
 int64_t total_steps(const RunConfig& config);  // 0 when neither steps nor tokens are given
 // How far a run has got, perhaps with batches of another size.

@@ -34,6 +34,11 @@ double learning_rate(const RunConfig& config, const Done& done) {
   return learning_rate(config.schedule, step, total, per_step);
 }
 
+int64_t shard_degree(const RunConfig& config, int64_t ranks) {
+  if (config.parallel.zero_stage == 0) return 1;  // nothing is sharded: all ranks are replicas
+  return config.parallel.shard_degree > 0 ? *config.parallel.shard_degree : ranks;
+}
+
 int64_t micro_steps(const RunConfig& config, int64_t ranks) {
   return config.training.global_batch_size / (ranks * config.training.micro_batch_size);
 }

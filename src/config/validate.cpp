@@ -122,7 +122,7 @@ class Checks {
 
 void validate(const RunConfig& config, int64_t ranks) { Checks(config, ranks).all(); }
 
-std::vector<std::string> warnings_of(const RunConfig& c) {
+std::vector<std::string> warnings_of(const RunConfig& c, int64_t ranks) {
   std::vector<std::string> lines;
   const auto unused = [&](bool is, const char* path, const OptionBase& option, const auto&... why) {
     if (is) lines.push_back(concat(path, option.name(), " (", option.text(), ") is not used: ", why...));
@@ -148,8 +148,16 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
   unused(*c.precision.loss_scale != *PrecisionConfig().loss_scale && loss_scaling(c.precision) == LossScaling::none,
          "precision.", c.precision.loss_scale, "precision.loss_scaling is ", c.precision.loss_scaling,
          ", and precision.param_dtype ", c.precision.param_dtype);
+  unused(c.precision.loss_scale_growth_every != *PrecisionConfig().loss_scale_growth_every &&
+             loss_scaling(c.precision) != LossScaling::dynamic,
+         "precision.", c.precision.loss_scale_growth_every, "precision.loss_scaling is ", c.precision.loss_scaling,
+         ", and precision.param_dtype ", c.precision.param_dtype);
   unused(c.parallel.shard_degree > 0 && c.parallel.zero_stage == 0, "parallel.", c.parallel.shard_degree,
          "parallel.zero_stage is 0");
+  unused(c.parallel.prefetch != *ParallelConfig().prefetch && c.parallel.zero_stage < 3, "parallel.",
+         c.parallel.prefetch, "parallel.zero_stage is ", c.parallel.zero_stage);
+  unused(c.parallel.expert_buffer != *ParallelConfig().expert_buffer && c.parallel.expert_parallel == 1, "parallel.",
+         c.parallel.expert_buffer, "parallel.expert_parallel is 1");
   const ModelConfig& m = c.model;
   for (const auto& [given, name] : {std::pair{m.router_aux_loss_per_layer, "router_aux_loss_per_layer"},
                                     {m.router_aux_loss_per_rank, "router_aux_loss_per_rank"}})
@@ -168,6 +176,16 @@ std::vector<std::string> warnings_of(const RunConfig& c) {
     unused(f.enabled && c.log.fp8_every == 0 && alarm->text() != usual.find(alarm->name())->text(), "fp8.", *alarm,
            "log.fp8_every is 0");
   unused(c.fp8.fallback && !c.fp8.enabled, "fp8.", c.fp8.fallback, "fp8.enabled is false");
+  unused(f.enabled && !f.fallback && f.fallback_after != *usual.fallback_after, "fp8.", f.fallback_after,
+         "fp8.fallback is false");
+  // A rank may be the only one of the group that it shares maxima in.
+  const int64_t degree = shard_degree(c, ranks);
+  const bool alone = f.enabled && ranks > 1;
+  unused(alone && f.reduce_group == ReduceGroup::shard && degree == 1, "fp8.", f.reduce_group,
+         c.parallel.zero_stage == 0 ? "parallel.zero_stage is 0" : "parallel.shard_degree is 1",
+         ", so that each rank has scales of its own, as with none");
+  unused(alone && f.reduce_group == ReduceGroup::replica && degree == ranks, "fp8.", f.reduce_group, "the ", ranks,
+         " ranks of the run are one sharding group, so that each rank has scales of its own, as with none");
 
   const int64_t total = total_steps(c), warmup = warmup_steps(s, tokens_per_step(c));  // short runs try things out
   const int64_t decay = s.kind == ScheduleKind::wsd ? decay_steps(s, total) : 0;

@@ -48,8 +48,7 @@ std::vector<std::string> inputs_of(const RunConfig& c) {
 
 // ", stage 1 among 8 ranks"
 std::string sharding_of(const RunConfig& c, int ranks) {
-  const int64_t stage = c.parallel.zero_stage;
-  const int64_t degree = c.parallel.shard_degree ? *c.parallel.shard_degree : ranks;
+  const int64_t stage = c.parallel.zero_stage, degree = shard_degree(c, ranks);
   if (ranks == 1 || stage == 0) return "";
   return concat(", stage ", stage, " among ", degree, degree == 1 ? " rank" : " ranks");
 }

@@ -59,7 +59,7 @@ class Run {
         saves_(config_, host, watchdog_, from_ ? from_->string() : "") {
     require_same_run(host_, config_, {data_fingerprint_, validation_fingerprint_});
     require_shared_folder(config_, folder_.get(), host_);
-    warn(warnings_of(config_));
+    warn(warnings_of(config_, host_.size()));
     if (from_) fallbacks_ = fallbacks_of(host_, *from_);
     build();
     warn(warnings_of(given_.fp8, plan_.shapes));

@@ -22,9 +22,9 @@ namespace {
 constexpr size_t kUploads = 4;  // micro-batches that the host may run ahead
 
 int64_t shard_degree(const RunConfig& c, const Host& host) {
-  const int64_t degree = c.parallel.shard_degree ? int64_t(c.parallel.shard_degree) : host.size();
+  const int64_t degree = octet::shard_degree(c, host.size());
   if (host.size() % degree) bad_input("parallel.shard_degree ", degree, " does not divide the ", host.size(), " ranks");
-  return c.parallel.zero_stage == 0 ? 1 : degree;  // stage 0 shards nothing: all ranks are replicas
+  return degree;
 }
 
 ParameterOptions parameter_options(const RunConfig& c, Purpose purpose) {

@@ -69,6 +69,9 @@ TEST(Config, DefaultsThatDependOnOthersAreFilledIn) {
   EXPECT_EQ(total_steps(tiny({"training.steps=0", "training.tokens=8193"})), 2);
   EXPECT_EQ(total_steps(tiny({"training.tokens=8193"})), 100);
   EXPECT_EQ(micro_steps(tiny({"training.micro_batch_size=2"}), 4), 4);
+  EXPECT_EQ(shard_degree(tiny(), 4), 4);
+  EXPECT_EQ(shard_degree(tiny({"parallel.shard_degree=2"}), 4), 2);
+  EXPECT_EQ(shard_degree(tiny({"parallel.shard_degree=2", "parallel.zero_stage=0"}), 4), 1);
 }
 
 TEST(Config, ResolvedConfigsReadBackTheSame) {
@@ -220,11 +223,11 @@ TEST(Config, ARunNeedsDataAndALength) {
 }
 
 TEST(Config, WhatIsNotUsedIsSaid) {
-  const auto expect = [](const std::vector<std::string>& overrides, const std::string& line) {
-    const std::vector<std::string> said = warnings_of(tiny(overrides));
+  const auto expect = [](const std::vector<std::string>& overrides, const std::string& line, int64_t ranks = 0) {
+    const std::vector<std::string> said = warnings_of(tiny(overrides), ranks);
     EXPECT_EQ(said, line.empty() ? std::vector<std::string>{} : std::vector{line}) << overrides[0];
     const RunConfig again = parse_config(resolved(tiny(overrides)).dump(), "again");  // where every option is given
-    EXPECT_EQ(warnings_of(again), said) << overrides[0];
+    EXPECT_EQ(warnings_of(again, ranks), said) << overrides[0];
   };
   expect({"training.tokens=100000000"}, "training.tokens (100000000) is not used: training.steps (100) goes before it");
   expect({"training.tokens=100000000", "training.steps=0"}, "");
@@ -264,8 +267,18 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect({"precision.loss_scale=8"},
          "precision.loss_scale (8) is not used: precision.loss_scaling is auto, and precision.param_dtype bf16");
   expect({"precision.loss_scale=8", "precision.loss_scaling=static"}, "");
+  expect({"precision.loss_scale_growth_every=8", "precision.loss_scaling=static"},
+         "precision.loss_scale_growth_every (8) is not used: precision.loss_scaling is static, and "
+         "precision.param_dtype bf16");
+  expect({"precision.loss_scale_growth_every=8", "precision.param_dtype=fp16"}, "");
   expect({"parallel.shard_degree=2", "parallel.zero_stage=0"},
          "parallel.shard_degree (2) is not used: parallel.zero_stage is 0");
+  expect({"parallel.prefetch=2", "parallel.zero_stage=2"},
+         "parallel.prefetch (2) is not used: parallel.zero_stage is 2");
+  expect({"parallel.prefetch=2", "parallel.zero_stage=3"}, "");
+  expect({"parallel.expert_buffer=4", "model.preset=mixtral-8x7b"},
+         "parallel.expert_buffer (4) is not used: parallel.expert_parallel is 1");
+  expect({"parallel.expert_buffer=4", "parallel.expert_parallel=2", "model.preset=mixtral-8x7b"}, "");
   for (const std::string name : {"model.router_aux_loss_per_layer", "model.router_aux_loss_per_rank"}) {
     expect({name + "=true", "model.preset=mixtral-8x7b", "model.router_aux_loss_coef=0"},
            name + " (true) is not used: model.router_aux_loss_coef is 0");
@@ -275,10 +288,29 @@ TEST(Config, WhatIsNotUsedIsSaid) {
   expect({"log.fp8_every=5"}, "log.fp8_every (5) is not used: fp8.enabled is false");
   expect({"log.fp8_every=5", "fp8.enabled=true", "fp8.alarm_flushed=0.2"}, "");
   expect({"fp8.enabled=true", "fp8.alarm_flushed=0.2"}, "fp8.alarm_flushed (0.2) is not used: log.fp8_every is 0");
+  expect({"fp8.enabled=true", "fp8.fallback_after=3"}, "fp8.fallback_after (3) is not used: fp8.fallback is false");
   expect({"fp8.preset=te"}, "fp8.preset (te) is not used: fp8.enabled is false");
   expect({"fp8.preset=te", "fp8.enabled=true"}, "");
   expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8"},
          "fp8.amax_history_len (8) is not used: fp8.recipe is current");
+  const std::string own = ", so that each rank has scales of its own, as with none";
+  const std::vector<std::string> shard{"fp8.enabled=true", "fp8.reduce_group=shard"},
+      replica{"fp8.enabled=true", "fp8.reduce_group=replica"};
+  const auto with = [](std::vector<std::string> overrides, const std::string& more) {
+    overrides.push_back(more);
+    return overrides;
+  };
+  expect(with(shard, "parallel.zero_stage=0"), "fp8.reduce_group (shard) is not used: parallel.zero_stage is 0" + own,
+         4);
+  expect(with(shard, "parallel.shard_degree=1"),
+         "fp8.reduce_group (shard) is not used: parallel.shard_degree is 1" + own, 4);
+  expect(replica, "fp8.reduce_group (replica) is not used: the 4 ranks of the run are one sharding group" + own, 4);
+  expect(with(replica, "parallel.shard_degree=4"),
+         "fp8.reduce_group (replica) is not used: the 4 ranks of the run are one sharding group" + own, 4);
+  expect(shard, "", 4);
+  expect(with(shard, "parallel.zero_stage=0"), "", 1);  // there is nobody to share with
+  expect(with(replica, "parallel.zero_stage=0"), "", 4);
+  expect(with(replica, "parallel.shard_degree=2"), "", 4);
   expect({"fp8.enabled=true", "fp8.recipe=current", "fp8.amax_history_len=8", "fp8.weight_scaling=delayed"}, "");
 }
 
