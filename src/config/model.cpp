@@ -332,6 +332,12 @@ ModelConfig read_model_section(const json& section, const std::vector<Override>&
   return ModelMaker(all, where).make();
 }
 
-std::vector<OptionLine> model_options() { return ModelOptions("model").lines(); }
+std::vector<OptionLine> model_options() {
+  const ModelOptions options("model");
+  std::vector<OptionLine> lines = options.lines();
+  for (OptionLine& line : lines)
+    if (line.path == options.path(options.model_type.name())) line.value.clear();  // it has no default
+  return lines;
+}
 
 }  // namespace octet

@@ -15,7 +15,7 @@ struct ModelOptions : Section {
   Choice<Arch> model_type{this,
                           "model_type",
                           Arch::llama,
-                          "architecture (mistral: llama with a sliding_window)",
+                          "architecture, where no preset or config says it (mistral: llama with a sliding_window)",
                           {{"llama", Arch::llama}, {"gpt_neox", Arch::neox}, {"mixtral", Arch::mixtral}}};
   Option<int64_t> vocab_size{this, "vocab_size", 0, "entries of the vocabulary", size_up_to(1 << 24)};
   Option<int64_t> hidden_size{this, "hidden_size", 0, "width of the residual stream", size_up_to(1 << 20)};

@@ -108,6 +108,7 @@ TEST(Config, TheTableOfHelpHasEveryOptionOnceAndNoHiddenOne) {
   }
   EXPECT_EQ(option_table("schedule").find("training."), std::string::npos);
   EXPECT_NE(option_table("schedule").find("cosine | linear | wsd | constant"), std::string::npos);
+  EXPECT_NE(table.find("  model.model_type = \"\"\n"), std::string::npos);  // it must be given
 }
 
 TEST(Config, PresetsGiveTheirValuesUnderWhatIsGiven) {
