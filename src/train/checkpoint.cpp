@@ -92,9 +92,12 @@ Deferred state_to_write(Session& s, const fs::path& folder, const RunState& r) {
 }  // namespace
 
 // Of those up to this step: later ones are another run's, which went on in the same folder before this one.
-static void drop_old(const fs::path& dir, int64_t step, int64_t keep) try {
+static void drop_old(const fs::path& dir, int64_t step, int64_t keep, const fs::path& repeated) try {
   std::vector<fs::path> all = complete_checkpoints(dir);
   std::erase_if(all, [&](const fs::path& p) { return checkpoint_step(p) > step; });
+  std::error_code none;
+  if (!repeated.empty())
+    std::ranges::stable_partition(all, [&](const fs::path& p) { return fs::equivalent(p, repeated, none); });
   for (size_t i = 0; keep > 0 && i + size_t(keep) < all.size(); ++i) {
     if (const std::error_code error = remove_checkpoint(all[i]))
       log_warning("cannot remove the old checkpoint ", all[i].string(), ": ", error.message());
@@ -162,7 +165,7 @@ void CheckpointWriter::reserve(const Session& s) {
   background_.reserve(bytes);
 }
 
-void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
+void CheckpointWriter::begin(Trainer& trainer, const RunState& state, fs::path repeated) {
   CHECK(!under_way() && rests(), "two saves at once");
   Session& s = trainer.session;
   const Scales scales = scales_of(s);
@@ -170,7 +173,7 @@ void CheckpointWriter::begin(Trainer& trainer, const RunState& state) {
   const fs::path dir = *s.config.checkpoint.dir;
   std::string digits = std::to_string(state.done.step);
   digits.insert(0, size_t(std::max<int64_t>(0, 8 - int64_t(digits.size()))), '0');
-  save_.emplace(state.done.step, dir / (".saving-" + digits), dir / ("step-" + digits));
+  save_.emplace(state.done.step, dir / (".saving-" + digits), dir / ("step-" + digits), std::move(repeated));
   if (first) save_->removed.path = save_->staged;
   const auto masters = [](auto& p, auto&& f) { for_each_master(p, f); };
   const auto moments = [](auto& p, auto&& f) { for_each_moment(p, f); };
@@ -216,7 +219,7 @@ void CheckpointWriter::complete(Session& s) {
     sync_path(staged);
     replace_folder(staged, save_->final);
     save_->removed.path.clear();
-    drop_old(save_->final.parent_path(), save_->step, keep);
+    drop_old(save_->final.parent_path(), save_->step, keep, save_->repeated);
   });
 }
 

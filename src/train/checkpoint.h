@@ -44,8 +44,10 @@ struct RunState {
 class CheckpointWriter {
  public:
   explicit CheckpointWriter(int64_t room) : background_(room) {}
-  void reserve(const Session&);           // the host memory for one, in the background
-  void begin(Trainer&, const RunState&);  // step `done.step`, below config.checkpoint.dir; none may be under way
+  void reserve(const Session&);  // the host memory for one, in the background
+  // Step `done.step`, below config.checkpoint.dir; none may be under way. repeated: a checkpoint of the same weights,
+  // if there is one; of those that checkpoint.keep no longer wants it goes first.
+  void begin(Trainer&, const RunState&, std::filesystem::path repeated = {});
   bool under_way() const { return save_.has_value(); }
   int64_t step() const { return save_->step; }       // that is under way
   bool rests() const { return background_.done(); }  // the threads of this rank have done their part for now
@@ -67,7 +69,7 @@ class CheckpointWriter {
   };
   struct Save {
     int64_t step;
-    std::filesystem::path staged, final;
+    std::filesystem::path staged, final, repeated;
     Staged removed{};  // after the files are closed
     std::deque<SlicedFile> files{};
     bool completes = false;  // all is written

@@ -231,7 +231,7 @@ class Run {
                  .tokenizer = data_.train.tokenizer_fingerprint(),
                  .fallbacks = fallbacks_,
                  .alarms = health_.in_a_row()},
-                kind);
+                kind, skipped_in_a_row_);
   }
 
   const RunConfig& given_;

@@ -32,7 +32,7 @@ auto Saves::timed(F&& f) {
   return f();
 }
 
-void Saves::save(Trainer& trainer, const RunState& state, Kind kind) {
+void Saves::save(Trainer& trainer, const RunState& state, Kind kind, int64_t skipped_in_a_row) {
   const int64_t step = state.done.step;
   if (config_.checkpoint.dir->empty() || saved_ == step) return;
   if (writer_.under_way()) finish(trainer, Kind::periodic);
@@ -40,7 +40,8 @@ void Saves::save(Trainer& trainer, const RunState& state, Kind kind) {
   metrics_->saving();
   waits_ = 0;
   try {
-    timed([&] { writer_.begin(trainer, state); });
+    const std::string& there = newest_.empty() ? from_ : newest_;
+    timed([&] { writer_.begin(trainer, state, repeats(step, skipped_in_a_row) ? there : ""); });
     saved_ = step;
   } catch (const AttemptFailed& e) { return failed(e, kind, step, trainer); }
   if (kind == Kind::last || config_.checkpoint.buffer_gib == 0) finish(trainer, kind);

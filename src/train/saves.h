@@ -21,8 +21,9 @@ class Saves {
   bool rest() const { return writer_.rests(); }  // the threads of this rank have nothing to do
   void advance(Trainer&);                        // when all ranks' rest: waits for nothing
   // A run of many nodes is worth more than one save: a periodic one that fails is told of, and the next one tries
-  // again. Nothing is done where the step is saved already, or nothing is to be.
-  void save(Trainer&, const RunState&, Kind);
+  // again. Nothing is done where the step is saved already, or nothing is to be. A save that repeats the weights of one
+  // that there is takes its place in checkpoint.keep: no other weights are dropped for it.
+  void save(Trainer&, const RunState&, Kind, int64_t skipped_in_a_row);
   // Before all ranks end the run: waits for the save under way. Where a rank fails alone it is dropped: the others
   // cannot complete it.
   void settle(Trainer&);

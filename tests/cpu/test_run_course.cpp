@@ -108,6 +108,29 @@ TEST_F(Course, SavesNothingAnewWhileAllStepsAreSkipped) {
   EXPECT_EQ(saved(), (std::vector<int64_t>{5, 6}));
 }
 
+// Nor does one that a stop in their midst makes, or a signal that asks for it.
+TEST_F(Course, ASaveAmidSkippedStepsTakesThePlaceOfTheOneWhoseWeightsItRepeats) {
+  const Changes each{"checkpoint.every=1", "checkpoint.keep=2", "checkpoint.buffer_gib=0"};
+  train(saving(with(each, {"training.steps=3"})));
+  const auto stops = [&](int64_t after, const Changes& more) {
+    return error_of<Error>([&] {
+      train(
+          saving(with(with(with(each, kBreaks), {"training.steps=40", concat("training.stop_after=", after)}), more)));
+      throw Error("none");
+    });
+  };
+  EXPECT_EQ(stops(3, {}), "none");  // 4 is good, and what it makes of the weights breaks the rest
+  EXPECT_EQ(saved(), (std::vector<int64_t>{3, 6}));
+  EXPECT_TRUE(has(stops(2, {}), "all 2 steps were skipped"));
+  EXPECT_EQ(saved(), (std::vector<int64_t>{3, 8}));
+  EXPECT_TRUE(has(stops(2, {"checkpoint.keep=0"}), "all 2 steps were skipped"));
+  EXPECT_EQ(saved(), (std::vector<int64_t>{3, 8, 10}));
+  const std::string elsewhere = folder_ / "elsewhere";  // where the same step is another run's
+  fs::copy(dir(), elsewhere, fs::copy_options::recursive);
+  EXPECT_TRUE(has(stops(2, {concat("checkpoint.resume=", elsewhere)}), "all 2 steps were skipped"));
+  EXPECT_EQ(saved(), (std::vector<int64_t>{10, 12}));
+}
+
 // It is of weights from before them. A save is completed at the second step after its own, if not waited for.
 TEST_F(Course, ASaveUnderWayIsFinishedBeforeSkippedStepsEndTheRun) {
   const Changes at_once = with(kBreaks, {"checkpoint.every=1", "training.max_skipped=1"});
