@@ -27,7 +27,7 @@ int open_or_throw(const fs::path& path, int flags, const char* verb) {
   int fd;
   do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);
-  if (fd < 0 && (flags & O_ACCMODE) == O_RDONLY && errno != EIO && errno != ENOMEM && errno != EMFILE)
+  if (fd < 0 && (flags & O_ACCMODE) == O_RDONLY && is_wrong_name(errno))
     bad_input("cannot ", verb, " '", path.string(), "': ", std::strerror(errno),
               ": check the name and its permissions");
   if (fd < 0) refused_path(verb, path, errno);
@@ -125,6 +125,14 @@ void refused_path(const char* verb, const fs::path& path, int error) {
       break;
     case EMFILE:
       remedy = ": raise the limit of open files (ulimit -n), or name fewer files";
+      user = false;
+      break;
+    case ENFILE:
+      remedy = ": all processes of the machine together hold too many (sysctl fs.file-max)";
+      user = false;
+      break;
+    case ESTALE:
+      remedy = ": it was replaced or removed on its server while it was in use; start again";
       [[fallthrough]];
     default:
       user = false;
@@ -132,6 +140,23 @@ void refused_path(const char* verb, const fs::path& path, int error) {
   const std::string text = concat("cannot ", verb, " '", path.string(), "': ", std::strerror(error), remedy);
   if (user) throw InputError(text);
   throw SystemError(text);
+}
+
+bool is_wrong_name(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case EACCES:
+    case EPERM:
+    case ENAMETOOLONG:
+    case ELOOP:
+    case EINVAL:
+    case ENXIO:  // a socket, or a device that is not there
+    case ENODEV:
+      return true;
+    default:
+      return false;
+  }
 }
 
 fs::path followed(const fs::path& name) {

@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 void require_folder(const std::string& path) {
   std::error_code why;
   const fs::file_status status = fs::status(path, why);
+  if (why && !is_wrong_name(why.value())) refused_path("read", path, why.value());
   if (!fs::exists(status))
     bad_input(path, ": ", why && why != std::errc::no_such_file_or_directory ? why.message() : "no such folder",
               "; give one with config.json and model.safetensors, as transformers saves it or octet train");
@@ -30,6 +31,7 @@ fs::path find_model_folder(const std::string& path) {
   std::error_code why;
   const fs::path folder = path;
   const bool model = fs::exists(folder / "config.json", why);
+  if (why && !is_wrong_name(why.value())) refused_path("read", path, why.value());
   if (why) bad_input(path, ": ", why.message(), "; give a folder that you may read");
   const bool checkpoint = fs::exists(folder / "state.json", why);
   if (checkpoint) require_complete(folder);

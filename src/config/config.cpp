@@ -159,7 +159,8 @@ static std::string similar_config(const fs::path& path) {
 }
 
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  if (std::error_code none; !fs::exists(path, none)) bad_input("there is no config '", path, "'", similar_config(path));
+  if (std::error_code why; !fs::exists(path, why) && !why)
+    bad_input("there is no config '", path, "'", similar_config(path));
   return parse_config(read_file(path), path, overrides);
 }
 

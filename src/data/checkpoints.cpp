@@ -18,17 +18,19 @@ int64_t checkpoint_step(const fs::path& folder) {
 
 std::vector<fs::path> complete_checkpoints(const fs::path& dir) {
   std::vector<fs::path> found;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(dir, none))
-    if (checkpoint_step(entry.path()) >= 0 && fs::exists(entry.path() / "COMPLETE", none))
-      found.push_back(entry.path());
+  std::error_code why;
+  fs::directory_iterator entries(dir, why);
+  if (why && why != std::errc::no_such_file_or_directory && why != std::errc::not_a_directory)
+    throw fs::filesystem_error("cannot be read", dir, why);
+  for (const auto& entry : entries)
+    if (checkpoint_step(entry.path()) >= 0 && fs::exists(entry.path() / "COMPLETE")) found.push_back(entry.path());
   std::ranges::sort(found, {}, checkpoint_step);
   return found;
 }
 
 void require_complete(const fs::path& folder) {
   std::error_code none;
-  if (fs::exists(folder / "COMPLETE", none)) return;
+  if (fs::exists(folder / "COMPLETE")) return;
   if (checkpoint_step(folder) >= 0 || fs::exists(folder / "state.json", none))
     bad_input(folder.string(), ": this checkpoint is incomplete (it has no file COMPLETE); use an older one");
   if (fs::exists(folder / "config.json", none))

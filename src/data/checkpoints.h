@@ -10,7 +10,8 @@ namespace octet {
 inline constexpr int kCheckpointFormat = 1;  // of state.json
 
 int64_t checkpoint_step(const std::filesystem::path& folder);  // of "step-00001000"; -1 if it is none
-// Complete ones, oldest first.
+// Complete ones, oldest first; none where there is no such folder. A fs::filesystem_error where that cannot be known:
+// a run that took it for none would start anew.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& dir);
 void require_complete(const std::filesystem::path& folder);  // InputError: no checkpoint, or one that was cut short
 // Advice about a damaged one: names the next older checkpoint in the same folder, if there is one.

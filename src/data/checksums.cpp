@@ -100,10 +100,7 @@ void Checksums::write(const fs::path& folder) const {
   write_file(folder / kChecksumFile, all.dump(1) + "\n");
 }
 
-bool has_checksums(const fs::path& folder) {
-  std::error_code none;
-  return fs::exists(folder / kChecksumFile, none);
-}
+bool has_checksums(const fs::path& folder) { return fs::exists(folder / kChecksumFile); }
 
 SavedChecksums::SavedChecksums(const fs::path& folder, const std::string& text) {
   const std::string where = (folder / kChecksumFile).string();
@@ -141,7 +138,7 @@ ChecksumReport verify_checksums(const fs::path& folder, const Progressed& progre
   int64_t done = 0;
   for (const auto& [name, sums] : all.items()) {
     if (fs::path(name).has_parent_path()) bad_input(where, ": '", name, "' is not the name of a file next to it");
-    if (std::error_code none; !fs::exists(folder / name, none)) {
+    if (!fs::exists(folder / name)) {
       ++report.compared;
       report.different.push_back(name + " is missing");
       continue;

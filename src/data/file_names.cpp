@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/refused.h"
 
 namespace octet {
 
@@ -15,7 +16,8 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns) 
     if (std::filesystem::is_directory(pattern, ignored))
       bad_input("'", pattern, "' is a folder: name its files, for example '",
                 (std::filesystem::path(pattern) / "*").string(), "'");
-    if (std::filesystem::exists(pattern, ignored)) {
+    std::error_code why;
+    if (std::filesystem::exists(pattern, why) || (why && !is_wrong_name(why.value()))) {  // who opens it says why not
       names.push_back(pattern);
       continue;
     }

@@ -274,7 +274,7 @@ static std::string weights_instead(const fs::path& folder) {
 
 SafetensorsModel::SafetensorsModel(const fs::path& folder_or_file) : path_(folder_or_file) {
   std::error_code ignored;
-  if (!fs::exists(path_, ignored))
+  if (!fs::exists(path_, ignored) && !ignored)
     bad_input("'", path_.string(), "' does not exist: name a folder with model.safetensors, or a safetensors file");
   const fs::path whole = path_ / "model.safetensors", index = path_ / "model.safetensors.index.json";
   const bool folder = fs::is_directory(path_, ignored);
@@ -317,7 +317,7 @@ void SafetensorsModel::read_index(const fs::path& index) {
   const fs::path folder = index.parent_path();
   std::string missing;
   for (const std::string& shard : shards)
-    if (std::error_code ignored; !fs::exists(folder / shard, ignored))
+    if (std::error_code ignored; !fs::exists(folder / shard, ignored) && !ignored)
       missing += (missing.empty() ? "'" : ", '") + shard + "'";
   if (!missing.empty())
     bad_input("'", index.string(), "' names files that are missing: ", missing,

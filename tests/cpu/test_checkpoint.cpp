@@ -138,6 +138,29 @@ TEST_F(Checkpoint, WithoutMomentsTheOptimizerStartsFresh) {
   EXPECT_LT(other.run(7).back(), std::log(120.) - 0.2);
 }
 
+// A link to itself stands for a file whose state the machine cannot tell: the run would go on without it, or without
+// the newest checkpoint.
+TEST_F(Checkpoint, WhatCannotBeLookedAtIsNotTakenForMissing) {
+  TinyTrainer t(config(kFp8));
+  t.run(1);
+  const fs::path at = t.save();
+  const auto expect = [&](const char* name) {
+    fs::rename(at / name, dir() / "kept");
+    fs::create_symlink(name, at / name);
+    EXPECT_THROW(load_checkpoint(t, at), fs::filesystem_error) << name;
+    fs::rename(dir() / "kept", at / name);
+  };
+  expect("checksums.json");
+  for (const bool checksums : {true, false}) {
+    for (const char* name : {"fp8.safetensors", "optimizer.safetensors"}) expect(name);
+    if (checksums) fs::remove(at / "checksums.json");
+  }
+  load_checkpoint(t, at);
+  fs::remove(at / "COMPLETE");
+  fs::create_symlink("COMPLETE", at / "COMPLETE");
+  EXPECT_THROW(newest_checkpoint(dir()), fs::filesystem_error);
+}
+
 TEST_F(Checkpoint, AModelOfAnotherShapeIsRefusedByTensorWhereNoConfigTells) {
   TinyTrainer t(config());
   const fs::path at = t.save();

@@ -1,11 +1,14 @@
 // A file is either whole or absent, and a full disk is a SystemError that names it.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <set>
 
 #include "base/files.h"
+#include "base/refused.h"
+#include "data/checkpoints.h"
 #include "data/run_folder.h"
 #include "scratch.h"
 
@@ -155,6 +158,41 @@ TEST(Files, MissingOrWrongNamesAreErrorsWithARemedy) {
   EXPECT_TRUE(has(error_of<InputError>([&] { read_file(dir / ""); }), "is a folder: name a file"));
   EXPECT_TRUE(has(error_of<InputError>([&] { write_file(dir / "no/folder", "x"); }), "create its folder"));
   EXPECT_TRUE(has(error_of<InputError>([&] { write_file(dir / "", "x"); }), "name a file"));
+}
+
+TEST(Files, AMachineThatCannotOpenAFileIsNoWrongName) {
+  for (const int error : {EIO, ENOMEM, EMFILE, ENFILE, ESTALE, ETIMEDOUT}) {
+    EXPECT_FALSE(is_wrong_name(error)) << error;
+    EXPECT_TRUE(has(error_of<SystemError>([&] { refused_path("read", "a.tokens", error); }), "cannot read 'a.tokens'"));
+  }
+  const Scratch dir;
+  write_file(dir / "a", "x");
+  struct NoMoreFiles {
+    NoMoreFiles() {
+      ::getrlimit(RLIMIT_NOFILE, &before);
+      rlimit none = before;
+      none.rlim_cur = 0;
+      ::setrlimit(RLIMIT_NOFILE, &none);
+    }
+    ~NoMoreFiles() { ::setrlimit(RLIMIT_NOFILE, &before); }
+    rlimit before{};
+  };
+  const auto refused = [&](auto&& f) {
+    const NoMoreFiles limit;
+    return error_of<SystemError>(f);
+  };
+  EXPECT_TRUE(has(refused([&] { read_file(dir / "a"); }), "raise the limit of open files"));
+  // To a resume, no checkpoints would mean to start anew.
+  std::filesystem::create_directory(dir / "step-00000001");
+  write_file(dir / "step-00000001/COMPLETE", "");
+  std::error_code why;
+  try {
+    const NoMoreFiles limit;
+    complete_checkpoints(dir / "");
+  } catch (const std::filesystem::filesystem_error& e) { why = e.code(); }
+  EXPECT_EQ(why, std::errc::too_many_files_open);
+  EXPECT_EQ(complete_checkpoints(dir / "").size(), 1u);
+  EXPECT_TRUE(complete_checkpoints(dir / "none").empty() && complete_checkpoints(dir / "a").empty());
 }
 
 }  // namespace
