@@ -168,6 +168,24 @@ TEST(Inspect, DifferencesOfTensorsAreExact) {
               {"3 of 3 tensors are equal", "A and B are equal"});
 }
 
+// For programs null, which JSON has; for people by name.
+TEST(Inspect, DifferencesThatAreNotFiniteAreNull) {
+  const Scratch folder;
+  write_tensors(folder / "a.safetensors", {{"broken", {2}, {3, 4}}, {"new", {1}, {0}}});
+  write_tensors(folder / "b.safetensors", {{"broken", {2}, {3, NAN}}, {"new", {1}, {5}}});
+  const json r = inspected({"--diff", folder / "a.safetensors", folder / "b.safetensors"});
+  const json &broken = r["tensors"][0], &grown = r["tensors"][1];
+  EXPECT_EQ(broken["norm_a"], 5.0);
+  for (const char* key : {"norm_b", "norm_difference", "relative", "largest_change"})
+    EXPECT_TRUE(broken[key].is_null()) << key << ": " << broken[key];
+  EXPECT_EQ(broken["at"], json::array({1}));
+  EXPECT_TRUE(grown["relative"].is_null()) << grown["relative"];
+  EXPECT_TRUE(r["norm_b"].is_null() && r["norm_difference"].is_null()) << r;
+  expect_done(octet_says({"inspect", "--diff", folder / "a.safetensors", folder / "b.safetensors"}),
+              {"5        nan        nan       nan       nan [1]", "5          5       inf  5.00e+00 [0]",
+               "|A| 5, |B| nan, |B-A| nan"});
+}
+
 TEST(Inspect, DifferencesOfTwoCheckpoints) {
   const TinyRun tiny;
   expect_done(tiny.train());
