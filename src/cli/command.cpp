@@ -37,7 +37,7 @@ int run_command(const std::vector<std::string>& words, Host* mpi) {
       }
     if (command.runs == Command::Runs::alone && mpi && mpi->size() > 1)
       bad_input("octet ", name, " runs as one process, and ", mpi->size(),
-                " ranks were started: run it without mpirun");
+                " ranks were started: run it without mpirun, or with srun -n 1");
     if (command.runs == Command::Runs::on_rank_0 && !first) return 0;
     return command.run(Arguments(command, rest), mpi);
   }

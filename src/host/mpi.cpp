@@ -190,7 +190,8 @@ std::unique_ptr<Host> mpi_host(int* argc, char*** argv) {
   const Launch l = launch();
   if (!l.through_mpi) {  // a lone run needs no mpirun, and MPI_Init would look for one
     if (l.ranks > 1)
-      bad_input("srun started ", l.ranks, " ranks without MPI, each would train alone: use srun --mpi=pmix, or mpirun");
+      bad_input("srun started ", l.ranks, " ranks without MPI, each of which would run alone: use srun --mpi=pmix, or ",
+                "mpirun; for a command that runs as one process, such as octet tokenize, srun -n 1");
     return nullptr;
   }
   const Deadline limit(kMostForMpi,
@@ -205,7 +206,7 @@ std::unique_ptr<Host> mpi_host(int* argc, char*** argv) {
   auto host = std::make_unique<MpiHost>(MPI_COMM_WORLD, find_place());
   if (host->size() < l.ranks)  // the mpirun of another MPI, or an interface of srun's that this one does not speak
     bad_input(l.ranks, " ranks were started, but not in a way that the MPI of this octet (", name_of_mpi(),
-              ") knows: it sees ", host->size(), ", which would train alone: start them with its own mpirun, or with ",
+              ") knows: it sees ", host->size(), ", which would run alone: start them with its own mpirun, or with ",
               "srun --mpi=pmix");
   return host;
 }

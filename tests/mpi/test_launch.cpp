@@ -67,6 +67,12 @@ TEST_F(Mpi, RanksThatTheLibraryDoesNotKnowOfAreRefused) {
                  {"2 ranks were started", "it sees 1", "its own mpirun"});
 }
 
+TEST_F(Mpi, RanksOfSrunWithoutMpiAreRefusedInWordsThatFitEachCommand) {
+  for (const char* command : {"train", "tokenize"})
+    expect_refused(run({"env", "SLURM_STEP_NUM_TASKS=8", OCTET_BINARY, command}),
+                   {"srun started 8 ranks without MPI", "run alone", "srun --mpi=pmix", "srun -n 1"});
+}
+
 // Open MPI would send its few messages through the EFA cards, which p5-mpirun leaves to NCCL. srun: a stand-in.
 TEST(Launch, UnderSlurmMpiIsToldWhatMpirunTellsIt) {
   const Scratch bin;
