@@ -55,7 +55,7 @@ void ParameterStore::cast_slices(Stream& s) {
            {.q = segment.q.part(at, {l.master.numel()}),
             .scale_inv = scale_inv_.ptr<float>() + 4 * p.slot,
             .slot = slot},
-           l.master, scales_.counts(p.slot));
+           l.master, scales_.counts(p.slot, l.master.numel()));
     }
 }
 

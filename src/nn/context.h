@@ -77,7 +77,7 @@ struct Context {
   void produce(Operand y, F&& kernel) const {
     const Arena::Scope scope(scratch);
     const bool quantised = y.q || y.q_t;
-    const Tensor counts = quantised ? scaling.counts(y.slot) : Tensor{}, codes = y.q ? y.q : y.q_t;
+    const Tensor codes = y.q ? y.q : y.q_t, counts = quantised ? scaling.counts(y.slot, codes.numel()) : Tensor{};
     if (quantised && scaling.measures_first(y.slot)) {
       const Tensor own = scratch.alloc(DType::f32, {8});  // the scale, and 16 bytes further the amax
       float* scale = own.ptr<float>();

@@ -154,7 +154,17 @@ void DelayedScaling::start_counting(Stream& s) {
   CHECK(options_.health, "counts were not planned");
   if (size() == 0) return;
   fill_zero(s, counts_);
+  counted_.assign(size_t(size()), 0);
   counting_ = true;
+}
+
+Tensor DelayedScaling::counts(int slot, int64_t codes) {
+  if (!counting_) return {};
+  int64_t& counted = counted_[size_t(slot)];
+  const int64_t more = std::min(codes, kMostCounted);
+  if (counted + more > int64_t{UINT32_MAX}) return {};
+  counted += more;
+  return counts_.part(12 * slot, {2, 6});
 }
 
 std::vector<CastHealth> DelayedScaling::examine(Stream& s) const {

@@ -69,10 +69,11 @@ class DelayedScaling {
   void start_counting(Stream&);
   void stop_counting() { counting_ = false; }
   std::vector<CastHealth> examine(Stream&) const;  // waits for the device
-  // (2,6) u32, of count_codes(): row 1 of a cast with the largest possible scale. None
-  // unless counting.
-  Tensor counts(int slot) const { return counting_ ? counts_.part(12 * slot, {2, 6}) : Tensor{}; }
-  Tensor counts(const Slot& s) const { return s.amax ? counts(int(index(s))) : Tensor{}; }
+  // (2,6) u32, of count_codes(): row 1 of a cast with the largest possible scale. For a cast to so many codes; none
+  // unless counting, nor where they might be more than 32 bits count: experts share a slot, and receive their tokens in
+  // any number of rounds.
+  Tensor counts(int slot, int64_t codes);
+  Tensor counts(const Slot& s, int64_t codes) { return s.amax ? counts(int(index(s)), codes) : Tensor{}; }
   float* largest_scale() const { return largest_scale_.ptr<float>(); }
 
  private:
@@ -87,6 +88,7 @@ class DelayedScaling {
   std::vector<char> cold_;
   int64_t updates_ = 0;
   Tensor counts_{}, largest_scale_{};  // (S,2,6) u32; (4) f32
+  std::vector<int64_t> counted_;       // codes of each slot at most, so far
   bool counting_ = false;
 };
 

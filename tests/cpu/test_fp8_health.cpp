@@ -134,6 +134,22 @@ TEST(Fp8Health, TheMostPeakedTensorIsFoundOverAllRanks) {
   });
 }
 
+// Of more codes than 32 bits count, some are: a share of none would be 0, and raise no alarm.
+TEST(Fp8Health, CountsStopBeforeTheyWouldWrap) {
+  Layer layer(layer_config({"log.fp8_every=1"}), 32, 32);
+  DelayedScaling& scaling = layer.scaling;
+  for (int again = 0; again < 2; ++again) {
+    scaling.start_counting(layer.lab().stream());
+    for (int round = 0; round < 3; ++round) EXPECT_TRUE(scaling.counts(0, 5 * kMostCounted)) << round;
+    EXPECT_FALSE(scaling.counts(0, kMostCounted));
+    EXPECT_TRUE(scaling.counts(0, kMostCounted - 1));
+    EXPECT_FALSE(scaling.counts(0, 1));
+    EXPECT_TRUE(scaling.counts(1, kMostCounted));
+  }
+  scaling.stop_counting();
+  EXPECT_FALSE(scaling.counts(1, 1));
+}
+
 TEST(Fp8Health, AgeAndFrozenScales) {
   Layer layer(layer_config({"log.fp8_every=1", "fp8.amax_history_len=4", "fp8.te_compat=true"}), 32, 32);
   Lab& lab = layer.lab();
