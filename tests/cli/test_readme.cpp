@@ -1,4 +1,5 @@
 // README.md names only commands, options, keys, configs and scripts that there are.
+#include <algorithm>
 #include <regex>
 #include <set>
 

@@ -2,6 +2,7 @@
 // before.
 #include <fcntl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 

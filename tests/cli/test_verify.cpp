@@ -1,4 +1,5 @@
 // octet verify proves this program equal to transformers, and notices when it is not.
+#include <algorithm>
 #include <cstring>
 #include <functional>
 

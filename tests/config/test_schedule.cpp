@@ -1,6 +1,7 @@
 // Learning rates: the golden list, and peak and floor that are reached exactly.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/json.h"

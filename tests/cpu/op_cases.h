@@ -1,5 +1,6 @@
 #pragma once
 // Every op once, on shapes that cross the blocks of the implementation: what several tests do with all of them.
+#include <algorithm>
 #include <functional>
 #include <string>
 

@@ -2,6 +2,7 @@
 // harms nothing that was saved before. That 5 + 5 steps are 10 is test_training.cpp.
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstring>

@@ -1,5 +1,7 @@
 // Experts that are spread over ranks train the model of one rank: in every stage, with rows that overflow the buffer,
 // in FP8, through a checkpoint of any other arrangement; and what travels is each row, once.
+#include <algorithm>
+
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"
 #include "nn/expert_dispatch.h"

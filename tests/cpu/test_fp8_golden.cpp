@@ -2,6 +2,8 @@
 // (scripts/golden-fp8): losses, gradient norms and every scale, while histories roll over.
 #include <omp.h>
 
+#include <algorithm>
+
 #include "base/files.h"
 #include "base/json.h"
 #include "cpu/fp8_model.h"

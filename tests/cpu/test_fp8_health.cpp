@@ -3,6 +3,7 @@
 // the run, resumes included.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "base/files.h"

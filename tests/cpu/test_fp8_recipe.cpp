@@ -1,5 +1,7 @@
 // What the options of section fp8 change: the precision and accumulation of each product, when weights are cast and
 // histories advance, and what a run with other options takes over from a checkpoint.
+#include <algorithm>
+
 #include "cpu/fp8_model.h"
 
 namespace octet::BACKEND {

@@ -1,5 +1,6 @@
 // R ranks train the model of one: losses within 1e-6 for every stage of sharding and for hybrid sharding, the same bits
 // from run to run, and a checkpoint of any number of ranks resumes on any other.
+#include <algorithm>
 #include <mutex>
 #include <numeric>
 

@@ -1,5 +1,7 @@
 // A mixture of experts against a plain loop over tokens: any numbers of tokens an expert, ties, and its derivatives,
 // the choice of experts held fixed.
+#include <algorithm>
+
 #include "cpu/whole_model.h"
 #include "nn/moe.h"
 

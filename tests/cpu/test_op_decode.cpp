@@ -1,6 +1,8 @@
 // The operations of generation against those of a whole sequence.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cpu/lab.h"
 #include "ops/decode.h"
 

@@ -1,4 +1,6 @@
 // What a resumed run begins with, where its checkpoint lacks something or the run is another: counters, scales, links.
+#include <algorithm>
+
 #include "base/json.h"
 #include "cpu/tiny_model.h"
 #include "data/scratch.h"

@@ -1,6 +1,7 @@
 // Stochastic rounding in training: which way an element is rounded depends on the seed, the step, its parameter and its
 // place in it, and on nothing else. Without gradients, masters of 1 fall by a quarter of the distance to their lower
 // neighbour in bf16: which of them reach it is seen bare.
+#include <algorithm>
 #include <mutex>
 
 #include "cpu/tiny_model.h"

@@ -1,5 +1,7 @@
 // A run does what its config says: which samples it trains and evaluates on, and when; whether it waits for a save;
 // what it says of experts. The references are a loader and a trainer that are driven by hand.
+#include <algorithm>
+
 #include "base/memory.h"
 #include "cpu/whole_run.h"
 #include "host_wrapper.h"

@@ -2,6 +2,7 @@
 // A Llama of seconds on the cpu engine: its config, its data, and everything that training changes, as bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 

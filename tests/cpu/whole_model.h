@@ -1,5 +1,7 @@
 #pragma once
 // A whole tiny model in f64: every gradient is the derivative of the loss, with and without recomputation.
+#include <algorithm>
+
 #include "cpu/derivative.h"
 #include "cpu/lab.h"
 #include "train/session.h"

@@ -4,6 +4,7 @@
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

@@ -2,6 +2,7 @@
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 

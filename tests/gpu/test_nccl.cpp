@@ -3,6 +3,7 @@
 #define BACKEND gpu
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "base/rng.h"

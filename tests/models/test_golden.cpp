@@ -1,5 +1,6 @@
 // We are Llama-2: logits, loss, every gradient and 20 training steps of transformers, in fp32, bf16 and fp16, on one
 // rank and on several under every stage of sharding.
+#include <algorithm>
 #include <filesystem>
 
 #include "models/agreement.h"

@@ -1,5 +1,6 @@
 #pragma once
 // A run on several ranks under mpirun, and what can be seen of it and done to it from outside.
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <functional>

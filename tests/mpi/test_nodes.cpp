@@ -1,5 +1,7 @@
 // Nodes that do not see the same files: a rank that would save apart is refused at the start; a checkpoint that looks
 // otherwise on one node is read as rank 0 sees it, or refused, but splits no ranks.
+#include <algorithm>
+
 #include "cli/tiny_run.h"
 #include "host/launch.h"
 #include "mpi/mpirun.h"
