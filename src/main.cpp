@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   restart_frugally(argv);
   explain_bus_errors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error that names it, as on a full disk
+  std::signal(SIGUSR2, SIG_IGN);  // asks a run to save: until its first step and after its last there is nothing to
   try {
     mpi = mpi_host(&argc, &argv);
     const int done = run({argv + 1, argv + argc}, mpi.get());

@@ -1,6 +1,9 @@
 #include "host/signals.h"
 
 #include <atomic>
+#include <csignal>
+#include <map>
+#include <mutex>
 
 namespace octet {
 namespace {
@@ -9,12 +12,25 @@ std::atomic<bool> any{false}, wish{false};  // what a signal handler may touch
 void on_signal(int) { any = true; }
 void on_wish(int) { wish = true; }
 
+std::mutex mutex;  // of what follows
+int objects = 0;
+std::map<int, struct sigaction> before;
+
+void set(int signal, void (*handler)(int), int flags = 0) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART | flags;  // no save fails of it
+  sigaction(signal, &action, &before[signal]);
+}
+
 }  // namespace
 
 bool Signals::caught() { return any; }
 bool Signals::asked_to_save() { return wish.exchange(false); }
 
 Signals::Signals() {
+  const std::lock_guard lock(mutex);
+  if (objects++ > 0) return;  // another rank's: what has been caught since stays so
   any = wish = false;
   set(SIGTERM, on_signal, SA_RESETHAND);  // a second one ends the program at once
   set(SIGINT, on_signal, SA_RESETHAND);
@@ -26,17 +42,11 @@ Signals::Signals() {
   set(SIGHUP, on_signal);  // more of them change nothing: a shell and the kernel both tell of a closed terminal
 }
 
-void Signals::set(int signal, void (*handler)(int), int flags) {
-  struct sigaction action {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART | flags;  // no save fails of it
-  sigaction(signal, &action, &before_[signal]);
-}
-
+// Only these end the program again. All is saved, and it ends by itself: the others must not make a failure of that.
 Signals::~Signals() {
-  for (const auto& [signal, before] : before_)
-    if (signal == SIGTERM || signal == SIGINT || !any) sigaction(signal, &before, nullptr);
-  // else the last lines of the log still come
+  const std::lock_guard lock(mutex);
+  if (--objects > 0) return;
+  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &before[signal], nullptr);
 }
 
 }  // namespace octet

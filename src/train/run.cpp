@@ -86,6 +86,7 @@ class Run {
       if (rest) saves_.advance(*trainer_);
       const bool stops = config_.training.stop_after && step - begin >= config_.training.stop_after;
       const bool evaluates = config_.training.eval_every && step % config_.training.eval_every == 0;
+      if (asked && config_.checkpoint.dir->empty()) warn({"SIGUSR2: nothing is saved, as checkpoint.dir is empty"});
       const bool saves = asked || (config_.checkpoint.every && step % config_.checkpoint.every == 0);
       // Waited for: a layer leaves FP8 after the step whose alarm was one too many, not a step later where nothing else
       // waits. So a run that was interrupted does what a whole one does.

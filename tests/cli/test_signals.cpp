@@ -50,6 +50,28 @@ TEST_F(Signals, EachSavesAndEndsWithFour) {
   }
 }
 
+// As it gets ready, as it trains, and as it ends.
+TEST_F(Signals, AWishToSaveNeverEndsARun) {
+  Process process(tiny_.words({"checkpoint.every=0"}), tiny_.folder());
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (process.runs() && std::chrono::steady_clock::now() < limit && !fs::exists(tiny_.path("run/.lock")))
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  while (process.runs()) process.signal(SIGUSR2);
+  expect_done(process.wait(), {"step 10/10"});
+}
+
+TEST_F(Signals, AWishToSaveNowhereIsAnswered) {
+  Process process = started(tiny_.words({"training.steps=10000000", "checkpoint.dir="}));
+  process.signal(SIGUSR2);
+  const auto answered = [&] { return has(read_file(tiny_.path("ran.err")), "SIGUSR2: nothing is saved"); };
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (process.runs() && std::chrono::steady_clock::now() < limit && !answered())
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_TRUE(answered());
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait().code, 4);
+}
+
 // A shell and the kernel each send one when a terminal closes; and who read the log ends with it.
 TEST_F(Signals, AClosedTerminalSavesHoweverOftenItIsTold) {
   const std::string pipe = tiny_.path("pipe");

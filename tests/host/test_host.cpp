@@ -1,4 +1,5 @@
 // Hosts: what ranks say arrives; groups form by colour; machines are counted; a rank that fails ends the others.
+// Signals: none is lost between ranks, and none makes a failure of a run that is over.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -6,13 +7,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
 #include "host/launch.h"
+#include "host/signals.h"
 #include "ranks.h"
 
 namespace octet {
@@ -207,6 +211,23 @@ TEST(Lone, StandsForAll) {
   for (int v : all) EXPECT_EQ(v, 7);
   EXPECT_EQ(host.split(0, 2)->size(), 2);
   EXPECT_EQ(host.local_size(), 3);
+}
+
+// Ranks that are threads do not begin and end together.
+TEST(Signals, ObjectsOfSeveralRanksAreAsOne) {
+  auto first = std::make_unique<Signals>();
+  std::raise(SIGTERM);
+  const auto second = std::make_unique<Signals>();
+  EXPECT_TRUE(Signals::caught());
+  first.reset();
+  std::raise(SIGUSR1);
+  EXPECT_TRUE(Signals::caught());
+}
+
+TEST(Signals, OnlyTermAndIntEndARunThatIsOver) {
+  { const Signals signals; }
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGHUP}) std::raise(signal);
+  for (const int signal : {SIGTERM, SIGINT}) EXPECT_EXIT(std::raise(signal), testing::KilledBySignal(signal), "");
 }
 
 }  // namespace
