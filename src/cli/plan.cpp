@@ -18,7 +18,7 @@ namespace {
 struct Card {
   const char* name;
   Target target;
-  double bytes;  // that a program can use; 0: the machine's memory
+  double bytes;  // of memory, as CUDA reports them; 0: the machine's
 };
 constexpr double kGiB = 1024. * 1024. * 1024.;
 constexpr Card kCards[] = {
@@ -28,7 +28,7 @@ constexpr Card kCards[] = {
     {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB},
 };
 
-Card card_of(const Arguments& arguments, const RunConfig& config) {
+Card card_of(const Arguments& arguments, const RunConfig& config, int64_t ranks) {
   std::string name = arguments.text("target");
   if (name.empty()) name = config.device == DeviceKind::cpu ? "cpu" : "h200";
   std::vector<std::string> names;
@@ -37,6 +37,7 @@ Card card_of(const Arguments& arguments, const RunConfig& config) {
     if (name != card.name) continue;
     card.target.deterministic = !card.target.cuda || config.training.deterministic;
     if (card.target.compute_capability >= 90) card.target.attention = config.model.attention;  // as if built with cuDNN
+    if (card.target.cuda) card.bytes -= beside_arenas(ranks);
     require_types(card.target, config);
     if (config.fp8.enabled && !card.target.fp8())
       bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",
@@ -115,8 +116,8 @@ void print_memory(const json& plan) {
   const double total = plan["total_bytes"], card = plan["card_bytes"];
   std::printf("  %-18s %12s", "total", human_bytes(total).c_str());
   if (card > 0)
-    std::printf(" of the %s that %s has: %s", human_bytes(card).c_str(), plan["target"].get<std::string>().c_str(),
-                total < card ? "fits" : "DOES NOT FIT");
+    std::printf(" of the %s that %s has for it: %s", human_bytes(card).c_str(),
+                plan["target"].get<std::string>().c_str(), total < card ? "fits" : "DOES NOT FIT");
   std::printf("\n");
   if (card > 0 && total >= card)
     std::printf(
@@ -187,7 +188,7 @@ std::vector<OptionSpec> plan_options(OptionSpec ranks) {
 int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks) {
   validate(given, ranks);
   RunConfig config = given;
-  const Card card = card_of(arguments, config);
+  const Card card = card_of(arguments, config, ranks);
   const int64_t chosen = chosen_shard_degree(config, {ranks, local_ranks(arguments, ranks, card), card.bytes},
                                              planner_for(card.target, int(ranks)));
   if (chosen) config.parallel.shard_degree.set(chosen);

@@ -22,6 +22,8 @@ struct Machines {
   double bytes = 0;              // free for a rank; 0: not known
 };
 int64_t chosen_shard_degree(const RunConfig&, const Machines&, const Planner&);
+// Bytes of a card that arenas cannot have: CUDA's context and libraries, and NCCL of several ranks.
+double beside_arenas(int64_t ranks);
 RunConfig with_shard_degree(const RunConfig&, Host&, const Engine&, const Planner&);  // the same on all ranks
 
 int64_t count_ranks(const Arguments& arguments, const Host* mpi);  // of mpirun, or of --ranks

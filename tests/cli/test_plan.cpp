@@ -61,6 +61,17 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatToDo) {
               {"DOES NOT FIT", "memory.recompute_blocks"});
 }
 
+// CUDA, its libraries and NCCL take theirs: a run for which they leave no room is refused when it starts.
+TEST(Plan, ACardHasLessForARunThanItsMemory) {
+  const auto plan = [](const std::string& ranks) {
+    return octet_says({"plan", CONFIGS "/llama2_7b.json", "--ranks", ranks, "training.global_batch_size=64",
+                       "parallel.zero_stage=0", "--json"});
+  };
+  constexpr double kH200 = 139.7 * 1024 * 1024 * 1024;  // as its cudaMemGetInfo says
+  EXPECT_NEAR(json::parse(plan("1").out)["card_bytes"].get<double>(), kH200 - 0.7e9, 1);
+  EXPECT_NEAR(json::parse(plan("2").out)["card_bytes"].get<double>(), kH200 - 3e9, 1);
+}
+
 TEST(Plan, RefusesWhatNoMachineHolds) {
   for (const char* command : {"plan", "bench"}) {
     expect_refused(octet_says({command, CONFIGS "/tiny_llama.json", "checkpoint.dir=", "model.hidden_size=1048576",
