@@ -13,7 +13,8 @@ int64_t warmup_steps(const ScheduleConfig& schedule, int64_t tokens_per_step) {
 
 int64_t decay_steps(const ScheduleConfig& schedule, int64_t total_steps) {
   if (schedule.decay_steps > 0) return schedule.decay_steps;
-  return int64_t(std::ceil(schedule.decay_fraction * double(total_steps)));
+  const double steps = schedule.decay_fraction * double(total_steps);
+  return int64_t(std::ceil(steps * (1 - 1e-15)));  // 0.07 of 100 comes out as 7.000000000000001
 }
 
 double learning_rate(const ScheduleConfig& schedule, int64_t step, int64_t total_steps, int64_t tokens_per_step) {

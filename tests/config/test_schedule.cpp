@@ -58,6 +58,12 @@ TEST(Schedule, WsdIsConstantAndThenFallsOverItsDecay) {
   s.decay_steps.set(0), s.decay_fraction.set(0.2);
   EXPECT_EQ(decay_steps(s, 20), 4);
   EXPECT_EQ(decay_steps(s, 21), 5);
+  for (const int64_t percent : {7, 14, 28, 55, 56}) {
+    s.decay_fraction.set(double(percent) / 100);
+    EXPECT_EQ(decay_steps(s, 100), percent);
+    EXPECT_EQ(decay_steps(s, 101), percent + 1);
+  }
+  s.decay_fraction.set(0.2);
   EXPECT_EQ(rates(s, 20), lr);
   s.decay_fraction.set(0), s.warmup_steps.set(0);  // then the last step alone has the floor
   EXPECT_EQ(rates(s, 20)[18], 3e-3);
