@@ -134,7 +134,12 @@ class Run {
     const std::string how = config_.checkpoint.resume, dir = how == "auto" ? *config_.checkpoint.dir : how;
     if (how == "none" || (how == "auto" && dir.empty())) return {};
     // Rank 0 decides: on a network file system other ranks may see an older state.
-    const std::string newest = host_.rank() == 0 ? newest_checkpoint(dir).value_or("").string() : "";
+    std::string newest;
+    if (host_.rank() == 0) {
+      const auto begun = begun_before(config_);
+      if (begun) log_info("this run began at ", how, " before: it goes on from its own newest checkpoint");
+      newest = begun ? begun->string() : newest_checkpoint(dir).value_or("").string();
+    }
     const std::string from = of_rank_0(host_, newest.empty() && how != "auto" ? how : newest);
     return from.empty() ? std::nullopt : std::optional<std::filesystem::path>(from);
   }

@@ -46,7 +46,7 @@ void check_tokenizer(const RunConfig& c, uint64_t of_tokens) {
 void warn_of_other_run(const RunConfig& c, const std::string& dir) {
   const std::vector<std::filesystem::path> there = complete_checkpoints(dir);
   const std::string how = c.checkpoint.resume;
-  if (how == "auto" || there.empty()) return;
+  if (how == "auto" || there.empty() || begun_before(c)) return;
   const int64_t last = checkpoint_step(there.back());
   const std::filesystem::path from = how;
   const auto folder = newest_checkpoint(from).value_or(from.has_filename() ? from : from.parent_path());
@@ -57,6 +57,21 @@ void warn_of_other_run(const RunConfig& c, const std::string& dir) {
 }
 
 }  // namespace
+
+std::optional<std::filesystem::path> begun_before(const RunConfig& c) {
+  const std::string how = c.checkpoint.resume, dir = c.checkpoint.dir;
+  if (how == "auto" || how == "none" || dir.empty()) return {};
+  const auto newest = newest_checkpoint(dir);
+  const std::string way =
+      std::filesystem::weakly_canonical(how).lexically_relative(std::filesystem::weakly_canonical(dir));
+  if (!newest || !way.starts_with("..")) return {};
+  try {
+    const json by = read_checkpoint_state(*newest).at("config").at("checkpoint").at("resume");
+    return by == how ? newest : std::nullopt;
+  } catch (const json::exception&) {  // saved by a program that did not say
+    return {};
+  }
+}
 
 RunData open_data(const RunConfig& c) {
   const bool held_out = c.data.validation->empty() && c.data.validation_fraction > 0;

@@ -158,6 +158,22 @@ TEST(RunFolder, GoingOnFromAnEarlierCheckpointWarnsOfTheLaterOnes) {
   EXPECT_FALSE(has(r.err, "another run")) << r;
 }
 
+// As a job that is put into the queue again: it does not start anew at the import.
+TEST(RunFolder, ARunThatBeganAtACheckpointElsewhereIsContinuedByTheSameCommand) {
+  const TinyRun start, tiny;
+  expect_done(start.train({"training.stop_after=3"}));
+  const std::vector<std::string> command{"--resume", start.path("run"), "training.stop_after=2",
+                                         "data.train=" + start.path("train.tokens")};
+  expect_done(tiny.train(command), {"resumed from " + start.path("run/step-00000003")});
+  Ran r = tiny.train(command);
+  expect_done(r, {"began at " + start.path("run"), "resumed from " + tiny.path("run/step-00000005")});
+  EXPECT_FALSE(has(r.out + r.err, "another run")) << r;
+  r = tiny.train({"--resume", tiny.path("run/step-00000005"), "training.stop_after=1"});  // inside: back to it
+  expect_done(r, {"resumed from " + tiny.path("run/step-00000005"), "step 6/10"});
+  r = tiny.train({"--resume", start.path("run/step-00000003"), "training.stop_after=1"});  // another command
+  expect_done(r, {"resumed from " + start.path("run/step-00000003"), "step 4/10"});
+}
+
 TEST(RunFolder, ALogThatCannotBeWrittenIsToldBeforeTheFirstStep) {
   const TinyRun tiny;
   for (const std::string& bad : {tiny.path(""), tiny.path("train.tokens/log.jsonl")}) {
