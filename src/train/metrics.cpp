@@ -41,8 +41,12 @@ Load load_of(const double* tokens, int64_t experts) {
 
 std::vector<std::string> inputs_of(const RunConfig& c) {
   std::vector<std::string> names{c.where, tokenizer_file(*c.data.tokenizer).string()};
-  for (const auto* files : {&*c.data.train, &*c.data.validation})
-    for (const std::string& name : expand_globs(*files)) names.push_back(name);
+  for (const auto* files : {&*c.data.train, &*c.data.validation}) {
+    try {
+      for (const std::string& name : expand_globs(*files)) names.push_back(name);
+    } catch (const InputError&) {  // where nothing is evaluated, no validation file need be there
+    }
+  }
   return names;
 }
 

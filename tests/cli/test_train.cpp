@@ -29,6 +29,13 @@ TEST(Train, FivePlusFiveStepsAreTen) {
   expect_refused(parts.train({"training.steps=3"}), {"step-00000010", "training.steps 3", "--resume none"});
 }
 
+TEST(Train, NeedsNoValidationFileIfItEvaluatesNothing) {
+  const TinyRun tiny;
+  const std::string missing = "data.validation=" + tiny.path("missing.tokens");
+  expect_refused(tiny.train({missing}), {"data.validation", "missing.tokens"});
+  expect_done(tiny.train({missing, "training.eval_sequences=0"}), {"step 10/10"});
+}
+
 // Each checkpoint is of its own step, although training went on while it was written.
 TEST(Train, SavesInTheBackgroundAreThoseThatTrainingWaitsFor) {
   for (const char* ranks : {"1", "2"}) {
