@@ -1,4 +1,5 @@
-// Rotary embedding in place: a thread rotates 8 pairs of four heads by the same angles.
+// Rotary embedding in place: a thread rotates 8 pairs of four heads by the same angles, or one narrow head
+// (rope_narrow.cuh).
 #include "ops/gpu/rope_narrow.cuh"
 
 namespace octet::BACKEND {
