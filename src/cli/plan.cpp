@@ -2,14 +2,12 @@
 #include "cli/plan.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "base/json.h"
-#include "base/progress.h"
 #include "cli/ranks.h"
 #include "cli/report.h"
 #include "config/globs.h"
-#include "config/layers.h"
+#include "config/predict.h"
 #include "config/schedule.h"
 
 namespace octet {
@@ -18,14 +16,16 @@ namespace {
 struct Card {
   const char* name;
   Target target;
-  double bytes;  // of memory, as CUDA reports them; 0: the machine's
+  double bytes;       // of memory, as CUDA reports them; 0: the machine's
+  double bandwidth;   // of memory, TB/s; 0: its speed is not predicted
+  int64_t local = 0;  // ranks on a machine
 };
-constexpr double kGiB = 1024. * 1024. * 1024.;
+constexpr double kGiB = 1024. * 1024. * 1024., kMeasuredBandwidth = 4.8;  // TB/s, of the card whose rates were measured
 constexpr Card kCards[] = {
-    {"cpu", {}, 0},
-    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108}, 79.2 * kGiB},
-    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 79.1 * kGiB},
-    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB},
+    {"cpu", {}, 0, 0},
+    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108}, 79.2 * kGiB, 0},
+    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 79.1 * kGiB, 3.35},
+    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB, kMeasuredBandwidth},
 };
 
 Card card_of(const Arguments& arguments, const RunConfig& config, int64_t ranks) {
@@ -56,6 +56,22 @@ int64_t local_ranks(const Arguments& arguments, int64_t ranks, const Card& card)
   return local;
 }
 
+// What is known of the speed: milliseconds of each class beside its work, and `predicted`, of the whole.
+void add_prediction(json& plan, const RunConfig& config, int64_t ranks, const Card& card, const WorkLog& work) {
+  const Prediction p = predict(work, config.model.head_dim,
+                               {.memory = card.bandwidth / kMeasuredBandwidth,
+                                .one_machine = ranks <= card.local,
+                                .groups_inside = shard_degree(config, ranks) <= card.local});
+  if (p.step == 0) return;
+  for (size_t k = 0; k < work.size(); ++k)
+    if (p.seconds[k] > 0) plan["work"][name_of(Kernel(k))]["ms"] = 1e3 * p.seconds[k];
+  plan["predicted"] = {{"step_ms", 1e3 * p.step},
+                       {"tokens_per_second_per_gpu", double(tokens_per_step(config)) / double(ranks) / p.step},
+                       {"network_counted", !p.network},
+                       {"measured", card.bandwidth == kMeasuredBandwidth}};
+  if (const int64_t steps = total_steps(config)) plan["predicted"]["seconds"] = double(steps) * p.step;
+}
+
 json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   const PlanResult plan = plan::engine().plan(config, int(ranks), card.target);
   const TokenFlops flops = token_flops(config, ranks, card.target, plan);
@@ -69,105 +85,41 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   const ScheduleConfig& s = config.schedule;
   std::vector<std::string> warnings = warnings_of(config, ranks);
   for (std::string& line : warnings_of(config.fp8, plan.shapes)) warnings.push_back(std::move(line));
-  return {{"parameters", plan.parameters},
-          {"target", card.name},
-          {"ranks", ranks},
-          {"zero_stage", *config.parallel.zero_stage},
-          {"shard_degree", shard_degree(config, ranks)},
-          {"memory_bytes", memory},
-          {"total_bytes", plan.memory.total()},
-          {"card_bytes", int64_t(card.bytes)},
-          {"flops_per_token", {{"causal", std::llround(flops.causal)}, {"full", std::llround(flops.full)}}},
-          {"work", work},
-          {"schedule",
-           {{"steps", steps},
-            {"tokens", steps * tokens},
-            {"kind", s.kind.chosen()},
-            {"lr", *s.lr},
-            {"min_lr", *s.min_lr},
-            {"warmup_steps", warmup_steps(s, tokens)}}},
-          {"batch",
-           {{"sequences", *config.training.global_batch_size},
-            {"seq_len", *config.training.seq_len},
-            {"tokens", tokens},
-            {"micro_batches", micro_steps(config, ranks)},
-            {"micro_batch_size", *config.training.micro_batch_size}}},
-          {"storage",
-           {{"weights", config.precision.param_dtype.chosen()},
-            {"gradients", config.precision.grad_dtype.chosen()},
-            {"reduced in", config.precision.reduce_dtype.chosen()},
-            {"masters", config.precision.master_dtype.chosen()},
-            {"moments", config.precision.moment_dtype.chosen()}}},
-          {"fp8", *config.fp8.enabled},
-          {"precision", plan.precision},
-          {"warnings", warnings},
-          {"config", resolved(config)}};
-}
-
-void print_precision(const json& lines) {
-  for (const std::string& line : merge_layers(lines.get<std::vector<std::string>>()))
-    std::printf("  %s\n", line.c_str());
-}
-
-void print_memory(const json& plan) {
-  std::printf("\nmemory of each rank\n");
-  for (const auto& [name, bytes] : plan["memory_bytes"].items())
-    std::printf("  %-18s %12s\n", name.c_str(), human_bytes(bytes.get<double>()).c_str());
-  const double total = plan["total_bytes"], card = plan["card_bytes"];
-  std::printf("  %-18s %12s", "total", human_bytes(total).c_str());
-  if (card > 0)
-    std::printf(" of the %s that %s has for it: %s", human_bytes(card).c_str(),
-                plan["target"].get<std::string>().c_str(), total < card ? "fits" : "DOES NOT FIT");
-  std::printf("\n");
-  if (card > 0 && total >= card)
-    std::printf(
-        "  Lower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
-        "(parallel.zero_stage, more ranks),\n  or store moments in bf16 (precision.moment_dtype).\n");
-}
-
-void print_schedule(const json& plan) {
-  const json &s = plan["schedule"], &b = plan["batch"];
-  const auto count = [](const json& n) { return with_commas(n.get<int64_t>()); };
-  std::printf("\nschedule\n");
-  if (s["steps"] == 0) std::printf("  steps              not given (training.steps or training.tokens)\n");
-  else std::printf("  steps              %s, %s tokens\n", count(s["steps"]).c_str(), count(s["tokens"]).c_str());
-  std::printf("  learning rate      %s: warm-up of %s steps to %g", s["kind"].get<std::string>().c_str(),
-              count(s["warmup_steps"]).c_str(), s["lr"].get<double>());
-  if (s["kind"] == "constant") std::printf(", which stays\n");
-  else std::printf(", then down to %g\n", s["min_lr"].get<double>());
-  std::printf("  step               %s sequences of %s tokens: %s tokens, %s micro-batches of %s on each rank\n",
-              count(b["sequences"]).c_str(), count(b["seq_len"]).c_str(), count(b["tokens"]).c_str(),
-              count(b["micro_batches"]).c_str(), count(b["micro_batch_size"]).c_str());
-}
-
-void print(const json& plan) {
-  const auto count = [](const json& n) { return with_commas(n.get<int64_t>()); };
-  std::printf("parameters           %s\n", count(plan["parameters"]).c_str());
-  std::printf("planned for          %s, %s %s\n", plan["target"].get<std::string>().c_str(),
-              count(plan["ranks"]).c_str(), plan["ranks"] == 1 ? "rank" : "ranks");
-  if (const int64_t ranks = plan["ranks"], degree = plan["shard_degree"]; ranks > 1 && plan["zero_stage"] == 0)
-    std::printf("sharded              stage 0: nothing, every rank is a replica\n");
-  else if (ranks > 1)
-    std::printf("sharded              stage %s among %s ranks%s, %s such %s\n", count(plan["zero_stage"]).c_str(),
-                with_commas(degree).c_str(),
-                plan["chosen"] == true ? " (chosen: the fewest whole machines that have the memory)" : "",
-                with_commas(ranks / degree).c_str(), ranks == degree ? "group" : "groups");
-  const json& flops = plan["flops_per_token"];
-  std::printf("FLOPs per token      %s causal, %s full\n", count(flops["causal"]).c_str(),
-              count(flops["full"]).c_str());
-  print_memory(plan);
-  print_schedule(plan);
-  std::printf("\nwork of a step on each rank    calls        TFLOP           GB\n");
-  for (const auto& [name, w] : plan["work"].items())
-    std::printf("  %-22s %11s %12.3f %12.3f\n", name.c_str(), count(w["calls"]).c_str(),
-                w["flops"].get<double>() / 1e12, w["bytes"].get<double>() / 1e9);
-  std::printf("\nprecision\n ");
-  for (const auto& [what, type] : plan["storage"].items())
-    std::printf(" %s %s,", what.c_str(), type.get<std::string>().c_str());
-  std::printf(" products of the blocks in %s\n", plan["fp8"] == true ? "fp8" : "the type of the weights");
-  print_precision(plan["precision"]);
-  if (!plan["warnings"].empty()) std::printf("\nwarnings\n");
-  for (const auto& line : plan["warnings"]) std::printf("  %s\n", line.get<std::string>().c_str());
+  json result{{"parameters", plan.parameters},
+              {"target", card.name},
+              {"ranks", ranks},
+              {"zero_stage", *config.parallel.zero_stage},
+              {"shard_degree", shard_degree(config, ranks)},
+              {"memory_bytes", memory},
+              {"total_bytes", plan.memory.total()},
+              {"card_bytes", int64_t(card.bytes)},
+              {"flops_per_token", {{"causal", std::llround(flops.causal)}, {"full", std::llround(flops.full)}}},
+              {"work", work},
+              {"schedule",
+               {{"steps", steps},
+                {"tokens", steps * tokens},
+                {"kind", s.kind.chosen()},
+                {"lr", *s.lr},
+                {"min_lr", *s.min_lr},
+                {"warmup_steps", warmup_steps(s, tokens)}}},
+              {"batch",
+               {{"sequences", *config.training.global_batch_size},
+                {"seq_len", *config.training.seq_len},
+                {"tokens", tokens},
+                {"micro_batches", micro_steps(config, ranks)},
+                {"micro_batch_size", *config.training.micro_batch_size}}},
+              {"storage",
+               {{"weights", config.precision.param_dtype.chosen()},
+                {"gradients", config.precision.grad_dtype.chosen()},
+                {"reduced in", config.precision.reduce_dtype.chosen()},
+                {"masters", config.precision.master_dtype.chosen()},
+                {"moments", config.precision.moment_dtype.chosen()}}},
+              {"fp8", *config.fp8.enabled},
+              {"precision", plan.precision},
+              {"warnings", warnings},
+              {"config", resolved(config)}};
+  add_prediction(result, config, ranks, card, plan.work);
+  return result;
 }
 
 int run_plan(const Arguments& arguments, Host* mpi) {
@@ -188,24 +140,26 @@ std::vector<OptionSpec> plan_options(OptionSpec ranks) {
 int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks) {
   validate(given, ranks);
   RunConfig config = given;
-  const Card card = card_of(arguments, config, ranks);
-  const int64_t chosen = chosen_shard_degree(config, {ranks, local_ranks(arguments, ranks, card), card.bytes},
-                                             planner_for(card.target, int(ranks)));
+  Card card = card_of(arguments, config, ranks);
+  card.local = local_ranks(arguments, ranks, card);
+  const int64_t chosen =
+      chosen_shard_degree(config, {ranks, card.local, card.bytes}, planner_for(card.target, int(ranks)));
   if (chosen) config.parallel.shard_degree.set(chosen);
   json plan = describe(config, ranks, card);
   plan["chosen"] = chosen > 0;
   if (arguments.has("json")) print_report(plan);
-  else print(plan);
+  else print_plan(plan);
   return 0;
 }
 
 Command plan_command() {
   return {.name = "plan",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
-          .summary = "show what a run needs: memory, FLOPs, schedule",
+          .summary = "show what a run needs: memory, FLOPs, time, schedule",
           .options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"}),
           .more =
-              "The same as octet train --dry-run. Needs neither a GPU nor data files.\n"
+              "The same as octet train --dry-run. Needs neither a GPU nor data files. Times are predicted from rates\n"
+              "measured on H200s: within 6 % of what one and two of them did; unmeasured for H100s and many GPUs.\n"
               "\n"
               "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
               "  octet plan configs/llama_1b.json --target a100 --json\n",
