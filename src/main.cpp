@@ -12,6 +12,7 @@
 #include "base/refused.h"
 #include "cli/command.h"
 #include "host/last_words.h"
+#include "host/signals.h"
 
 namespace {
 
@@ -35,6 +36,7 @@ int main(int argc, char** argv) {
   std::unique_ptr<Host> mpi;  // outlives a failure, to tell its rank and to end the others
   std::string message;
   int code = 3;
+  restore_hangup();
   restart_frugally(argv);
   explain_bus_errors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f is an error that names it, as on a full disk

@@ -24,12 +24,13 @@ struct SystemError : Error {
   explicit SystemError(const std::string& what) : Error(what, 3) {}
 };
 
-template <class... Parts>
-std::string concat(const Parts&... parts) {
+// The parts as streams write them, one after the other. An object, because argument-dependent lookup would prefer a
+// function of this name in the namespace of a part: nlohmann::json has one from 3.11.3 on, which takes all for strings.
+inline constexpr auto concat = []<class... Parts>(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();
-}
+};
 
 template <class... Parts>
 [[noreturn, gnu::cold]] void fail(const char* file, int line, const Parts&... parts) {

@@ -23,7 +23,16 @@ void set(int signal, void (*handler)(int), int flags = 0) {
   sigaction(signal, &action, &before[signal]);
 }
 
+// The constructors of libraries come before main: UCX's (which Open MPI 5 brings) takes SIGHUP, so that nobody sees any
+// more what nohup had set, and its destructor gives back what it found. This comes before them: it notes how SIGHUP
+// was, and lets them find it ignored, so that none ends a program that is done.
+bool hangup_ignored = false;
+void note_hangup(int, char**, char**) { hangup_ignored = std::signal(SIGHUP, SIG_IGN) == SIG_IGN; }
+[[gnu::section(".preinit_array"), gnu::used]] void (*const before_libraries)(int, char**, char**) = note_hangup;
+
 }  // namespace
+
+void restore_hangup() { std::signal(SIGHUP, hangup_ignored ? SIG_IGN : SIG_DFL); }
 
 bool Signals::caught() { return any; }
 bool Signals::asked_to_save() { return wish.exchange(false); }
@@ -36,10 +45,8 @@ Signals::Signals() {
   set(SIGINT, on_signal, SA_RESETHAND);
   set(SIGUSR1, on_signal);
   set(SIGUSR2, on_wish);
-  struct sigaction now {};
-  sigaction(SIGHUP, nullptr, &now);
-  if (now.sa_handler == SIG_IGN) return;  // set by nohup: the run outlives its terminal
-  set(SIGHUP, on_signal);  // more of them change nothing: a shell and the kernel both tell of a closed terminal
+  if (hangup_ignored) return;  // by nohup: the run outlives its terminal
+  set(SIGHUP, on_signal);      // more of them change nothing: a shell and the kernel both tell of a closed terminal
 }
 
 // Only these end the program again. All is saved, and it ends by itself: the others must not make a failure of that.

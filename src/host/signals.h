@@ -13,4 +13,7 @@ class Signals {
   static bool asked_to_save();  // SIGUSR2, since the last time that this was asked
 };
 
+// SIGHUP as the program was started with it, whatever libraries did to it since: called first in main.
+void restore_hangup();
+
 }  // namespace octet

@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "base/check.h"
 #include "host/host.h"
@@ -30,6 +32,34 @@ inline int under_mpirun(int ranks, const std::string& name, const std::string& e
                                         " >mpi_", name, ".log 2>&1")
                                      .c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What `ranks` consecutive ranks run, in `folder` ("": where mpirun was started).
+struct Part {
+  int ranks;
+  std::vector<std::string> words;
+  std::string folder = "";
+};
+
+// Starts the ranks of all parts as one job. A shell in each takes the command of its rank: the form of mpirun itself,
+// "-np 1 A : -np 1 B", is a segmentation fault in Debian 13's (5.0.7).
+inline std::vector<std::string> mpirun(const std::vector<Part>& parts) {
+  const auto quoted = [](const std::string& word) {
+    std::string safe;
+    for (const char c : word) safe += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return "'" + safe + "' ";
+  };
+  std::string script;
+  int ranks = 0;
+  for (const Part& part : parts) {
+    ranks += part.ranks;
+    script += concat("if [ $OMPI_COMM_WORLD_RANK -lt ", ranks, " ]; then ");
+    if (!part.folder.empty()) script += "cd " + quoted(part.folder) + "&& ";
+    script += "exec ";
+    for (const std::string& word : part.words) script += quoted(word);
+    script += "; fi\n";
+  }
+  return {"mpirun", "--oversubscribe", "-np", std::to_string(ranks), "bash", "-c", script};
 }
 
 struct Mpi : testing::Test {

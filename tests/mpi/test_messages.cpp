@@ -16,14 +16,9 @@ struct Messages : Mpi {
     more.insert(more.begin(), {"checkpoint.dir=", "log.file=", "training.micro_batch_size=1"});
     return tiny->words(std::move(more));
   }
-  // Each part: how many ranks, and what they run.
-  static Ran start(const std::vector<std::pair<int, Words>>& parts, const std::string& machine = "4") {
-    Words all{"env", "OCTET_LOCAL_SIZE=" + machine, "mpirun", "--oversubscribe"};
-    for (const auto& [ranks, words] : parts) {
-      if (all.back() != "--oversubscribe") all.push_back(":");
-      all.insert(all.end(), {"-np", std::to_string(ranks)});
-      all.insert(all.end(), words.begin(), words.end());
-    }
+  static Ran start(const std::vector<Part>& parts, const std::string& machine = "4") {
+    Words all{"env", "OCTET_LOCAL_SIZE=" + machine};
+    for (std::string& word : mpirun(parts)) all.push_back(std::move(word));
     return run(all);
   }
   // Ranks whose line "rank r on MACHINE: octet: … text" stands there, in the order of the lines.

@@ -1,7 +1,5 @@
 // Nodes that do not see the same files: a rank that would save apart is refused at the start; a checkpoint that looks
 // otherwise on one node is read as rank 0 sees it, or refused, but splits no ranks.
-#include <algorithm>
-
 #include "cli/tiny_run.h"
 #include "host/launch.h"
 #include "mpi/mpirun.h"
@@ -15,20 +13,13 @@ struct Nodes : Mpi {
     for (const char* node : {"node0", "node1"}) fs::create_directories(tiny.path(node));
   }
   // A rank on each of two nodes, each in a folder of its own: what a relative name means is theirs.
-  std::vector<std::string> words_of(const std::vector<std::string>& more) const {
-    std::vector<std::string> all{"mpirun", "--oversubscribe"};
-    for (const char* node : {"node0", "node1"}) {
-      if (all.size() > 2) all.push_back(":");
-      for (const std::string& word : {std::string("-np"), std::string("1"), std::string("-wdir"), tiny.path(node)})
-        all.push_back(word);
-      std::vector<std::string> words = tiny.words(
-          {"log.file=" + tiny.path("nodes.jsonl"), "training.micro_batch_size=1", "parallel.watchdog_seconds=5"});
-      words.insert(words.end(), more.begin(), more.end());
-      all.insert(all.end(), words.begin(), words.end());
-    }
-    return all;
+  std::vector<Part> parts(const std::vector<std::string>& more) const {
+    std::vector<std::string> words = tiny.words(
+        {"log.file=" + tiny.path("nodes.jsonl"), "training.micro_batch_size=1", "parallel.watchdog_seconds=5"});
+    words.insert(words.end(), more.begin(), more.end());
+    return {{1, words, tiny.path("node0")}, {1, words, tiny.path("node1")}};
   }
-  Ran train(const std::vector<std::string>& more) const { return run(words_of(more)); }
+  Ran train(const std::vector<std::string>& more) const { return run(mpirun(parts(more))); }
   std::string at(const std::string& node, const std::string& file) const { return tiny.path(node + "/saved/" + file); }
 
   // Step 5 under the same relative name on both.
@@ -68,9 +59,9 @@ TEST_F(Nodes, AnotherBuildOfTheProgramIsRefused) {
   program.at(note + 8) = char(program[note + 8] ^ 1);
   write_file(tiny.path("other"), program);
   fs::permissions(tiny.path("other"), fs::perms(0755));
-  std::vector<std::string> words = words_of({"checkpoint.dir="});
-  *std::find(words.rbegin(), words.rend(), OCTET_BINARY) = tiny.path("other");
-  const Ran r = run(words);
+  std::vector<Part> two = parts({"checkpoint.dir="});
+  two[1].words[0] = tiny.path("other");
+  const Ran r = run(mpirun(two));
   EXPECT_EQ(r.code, 2) << r;
   EXPECT_TRUE(has(r.err, ": octet: the build of the program is ") && has(r.err, "the same program")) << r;
 }
