@@ -4,71 +4,26 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "cli/card.h"
+#include "cli/fastest.h"
 #include "cli/ranks.h"
 #include "cli/report.h"
 #include "config/globs.h"
-#include "config/predict.h"
 #include "config/schedule.h"
 
 namespace octet {
 namespace {
 
-struct Card {
-  const char* name;
-  Target target;
-  double bytes;       // of memory, as CUDA reports them; 0: the machine's
-  double bandwidth;   // of memory, TB/s; 0: its speed is not predicted
-  int64_t local = 0;  // ranks on a machine
-};
-constexpr double kGiB = 1024. * 1024. * 1024., kMeasuredBandwidth = 4.8;  // TB/s, of the card whose rates were measured
-constexpr Card kCards[] = {
-    {"cpu", {}, 0, 0},
-    {"a100", {.cuda = true, .compute_capability = 80, .multiprocessors = 108}, 79.2 * kGiB, 0},
-    {"h100", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 79.1 * kGiB, 3.35},
-    {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB, kMeasuredBandwidth},
-};
-
-Card card_of(const Arguments& arguments, const RunConfig& config, int64_t ranks) {
-  std::string name = arguments.text("target");
-  if (name.empty()) name = config.device == DeviceKind::cpu ? "cpu" : "h200";
-  std::vector<std::string> names;
-  for (Card card : kCards) {
-    names.push_back(card.name);
-    if (name != card.name) continue;
-    card.target.deterministic = !card.target.cuda || config.training.deterministic;
-    if (card.target.compute_capability >= 90) card.target.attention = config.model.attention;  // as if built with cuDNN
-    if (card.target.cuda) card.bytes -= beside_arenas(ranks);
-    require_types(card.target, config);
-    if (config.fp8.enabled && !card.target.fp8())
-      bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",
-                card.target.compute_capability % 10, "; FP8 needs 8.9 or more. Set fp8.enabled=false");
-    return card;
-  }
-  arguments.refuse(concat("--target ", name, ": expected cpu, a100, h100 or h200", did_you_mean(name, names)));
-}
-
-// Ranks per machine: --local-ranks, else the usual number.
-int64_t local_ranks(const Arguments& arguments, int64_t ranks, const Card& card) {
-  constexpr int64_t kUsual = 8;
-  if (!arguments.has("local-ranks")) return card.target.cuda && ranks % kUsual == 0 ? kUsual : ranks;
-  const int64_t local = arguments.integer("local-ranks", 1);
-  if (ranks % local) arguments.refuse(concat("--local-ranks ", local, " does not divide the ", ranks, " ranks"));
-  return local;
-}
-
 // What is known of the speed: milliseconds of each class beside its work, and `predicted`, of the whole.
 void add_prediction(json& plan, const RunConfig& config, int64_t ranks, const Card& card, const WorkLog& work) {
-  const Prediction p = predict(work, config.model.head_dim,
-                               {.memory = card.bandwidth / kMeasuredBandwidth,
-                                .one_machine = ranks <= card.local,
-                                .groups_inside = shard_degree(config, ranks) <= card.local});
+  const Prediction p = predict(work, config, ranks, card);
   if (p.step == 0) return;
   for (size_t k = 0; k < work.size(); ++k)
     if (p.seconds[k] > 0) plan["work"][name_of(Kernel(k))]["ms"] = 1e3 * p.seconds[k];
   plan["predicted"] = {{"step_ms", 1e3 * p.step},
                        {"tokens_per_second_per_gpu", double(tokens_per_step(config)) / double(ranks) / p.step},
-                       {"network_counted", !p.network},
-                       {"measured", card.bandwidth == kMeasuredBandwidth}};
+                       {"card_measured", card.bandwidth == kMeasuredBandwidth},
+                       {"network_assumed", p.network}};
   if (const int64_t steps = total_steps(config)) plan["predicted"]["seconds"] = double(steps) * p.step;
 }
 
@@ -125,7 +80,9 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
 int run_plan(const Arguments& arguments, Host* mpi) {
   const Words words = split_changes(arguments.words());
   if (words.leading.size() != 1) arguments.refuse("give one config file, followed by section.key=value");
-  return show_plan(arguments, load_config(words.leading[0], words.changes), count_ranks(arguments, mpi));
+  const RunConfig config = load_config(words.leading[0], words.changes);
+  const int64_t ranks = count_ranks(arguments, mpi);
+  return arguments.has("fastest") ? show_fastest(arguments, config, ranks) : show_plan(arguments, config, ranks);
 }
 
 }  // namespace
@@ -140,8 +97,7 @@ std::vector<OptionSpec> plan_options(OptionSpec ranks) {
 int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks) {
   validate(given, ranks);
   RunConfig config = given;
-  Card card = card_of(arguments, config, ranks);
-  card.local = local_ranks(arguments, ranks, card);
+  const Card card = card_of(arguments, config, ranks);
   const int64_t chosen =
       chosen_shard_degree(config, {ranks, card.local, card.bytes}, planner_for(card.target, int(ranks)));
   if (chosen) config.parallel.shard_degree.set(chosen);
@@ -153,15 +109,19 @@ int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks)
 }
 
 Command plan_command() {
+  std::vector<OptionSpec> options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"});
+  options.push_back(
+      {"fastest", "", "search for the fastest settings that fit, and that do not change what is learned"});
   return {.name = "plan",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
           .summary = "show what a run needs: memory, FLOPs, time, schedule",
-          .options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"}),
+          .options = options,
           .more =
               "The same as octet train --dry-run. Needs neither a GPU nor data files. Times are predicted from rates\n"
               "measured on H200s: within 6 % of what one and two of them did; unmeasured for H100s and many GPUs.\n"
               "\n"
               "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
+              "  octet plan configs/p5/llama2_7b_fp8.json --ranks 16 --target h100 --fastest\n"
               "  octet plan configs/llama_1b.json --target a100 --json\n",
           .run = run_plan,
           .runs = Command::Runs::on_rank_0};

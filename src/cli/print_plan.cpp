@@ -57,14 +57,14 @@ void print_work(const json& plan) {
   if (!predicted) return;
   const json& p = plan["predicted"];
   const std::string card = plan["target"];
-  std::printf("\npredicted\n  step               %s ms, %s tokens/s on each rank%s\n",
+  std::printf("\npredicted\n  step               %s ms, %s tokens/s on each rank\n",
               with_commas(std::llround(p["step_ms"].get<double>())).c_str(),
-              with_commas(std::llround(p["tokens_per_second_per_gpu"].get<double>())).c_str(),
-              p["network_counted"] == true ? "" : ", without the traffic between machines");
+              with_commas(std::llround(p["tokens_per_second_per_gpu"].get<double>())).c_str());
   if (p.contains("seconds"))
     std::printf("  all steps          %s\n", human_duration(p["seconds"].get<double>()).c_str());
-  std::printf("  rates              measured on one and two H200s%s\n",
-              p["measured"] == true ? "" : concat("; memory's by the bandwidth of ", card).c_str());
+  std::printf("  rates              measured on one and two H200s%s%s\n",
+              p["card_measured"] == true ? "" : concat("; memory's by the bandwidth of ", card).c_str(),
+              p["network_assumed"] == true ? "; between machines 50 GB/s a card are assumed" : "");
 }
 
 }  // namespace

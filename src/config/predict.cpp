@@ -1,5 +1,7 @@
 #include "config/predict.h"
 
+#include <algorithm>
+
 namespace octet {
 namespace {
 
@@ -55,6 +57,14 @@ Rate rate_of(Kernel kernel, bool small_heads) {
   return {};
 }
 
+// Cards of a machine that pass on what a collective sends to the next one, each by its own link. Sharding groups are
+// consecutive ranks; the ranks of an all-reduce (among replicas) are the corresponding ones of these groups.
+// 0: the collective stays within machines.
+int64_t senders(Kernel kernel, const PredictedCard& c) {
+  if (kernel == Kernel::all_reduce) return c.ranks <= c.local ? 0 : c.local / std::min(c.degree, c.local);
+  return c.degree <= c.local ? 0 : c.local;
+}
+
 }  // namespace
 
 Prediction predict(const WorkLog& work, int64_t head_size, const PredictedCard& card) {
@@ -64,15 +74,15 @@ Prediction predict(const WorkLog& work, int64_t head_size, const PredictedCard& 
   for (size_t k = 0; k < work.size(); ++k) {
     const Work& w = work[k];
     if (w.calls == 0) continue;
-    const Rate rate = rate_of(Kernel(k), head_size <= 64);
+    Rate rate = rate_of(Kernel(k), head_size <= 64);
     if (rate.bytes == 0 || (w.flops > 0 && rate.flops == 0)) return {};
-    if (rate.of == Rate::link && !(Kernel(k) == Kernel::all_reduce ? card.one_machine : card.groups_inside)) {
+    if (rate.of == Rate::memory) {
+      rate.bytes *= card.memory;
+    } else if (const int64_t cards = senders(Kernel(k), card)) {
+      rate.bytes = std::min(rate.bytes, double(cards) * kNetwork);
       p.network |= w.bytes > 0;
-      continue;
     }
-    const double speed = rate.of == Rate::memory ? card.memory : 1;
-    p.seconds[k] =
-        (w.flops > 0 ? w.flops / rate.flops : 0) + w.bytes / (rate.bytes * speed) + double(w.calls) * kLaunch;
+    p.seconds[k] = (w.flops > 0 ? w.flops / rate.flops : 0) + w.bytes / rate.bytes + double(w.calls) * kLaunch;
     p.step += p.seconds[k];
   }
   return p;

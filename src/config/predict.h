@@ -4,18 +4,18 @@
 
 namespace octet {
 
-// What a rank works on, relative to the H200 SXM, whose rates were measured.
+// A card beside the H200 SXM, whose rates were measured, and its place in a job.
 struct PredictedCard {
-  double memory = 0;          // bandwidth of its memory; 0: nothing is known of this card
-  bool one_machine = true;    // all ranks share a machine, so that all-reduces stay in it
-  bool groups_inside = true;  // sharding groups lie within machines: gathers and scatters stay in them
+  double memory = 0;                         // bandwidth of its memory, of the H200's; 0: nothing is known of this card
+  int64_t ranks = 1, local = 1, degree = 1;  // of the job, of a machine, of a sharding group (config.h, shard_degree)
 };
 
 struct Prediction {
   std::array<double, size_t(Kernel::count)> seconds{};  // of a step, by class
   double step = 0;                                      // seconds; 0: not predicted, as rates are not known
-  bool network = false;  // there is traffic between machines, which is not counted: it was not measured
+  bool network = false;  // there is traffic between machines: at kNetwork, which was not measured
 };
+constexpr double kNetwork = 50e9;  // byte/s of a card between machines, as P5's EFA is specified
 
 // seconds of a class = flops / rate + bytes / rate + 2 us a call, for activations in bf16. head_size: of attention.
 // The rates reproduce the measured speeds of scripts/bench/RESULTS.md within 6 % (tests/cli/test_predict.cpp).

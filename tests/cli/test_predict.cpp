@@ -86,21 +86,30 @@ TEST(Predict, TheStepIsTheSumOfItsClassesAndTheRunThatOfItsSteps) {
   EXPECT_NEAR(p["seconds"].get<double>(), sum, 1e-6 * sum);  // 1000 steps, in seconds
   const double tokens = plan["batch"]["tokens"].get<double>() / 8;
   EXPECT_NEAR(p["tokens_per_second_per_gpu"].get<double>(), tokens / (1e-3 * sum), 1e-3);
-  EXPECT_EQ(p["network_counted"], true);
-  EXPECT_EQ(p["measured"], true);
+  EXPECT_EQ(p["network_assumed"], false);
+  EXPECT_EQ(p["card_measured"], true);
 }
 
-// What crosses machines was not measured: a plan says that it is left out instead of guessing.
-TEST(Predict, LeavesOutWhatCrossesMachines) {
+// Sharding groups of one machine send their gradients over NVLink, replicas of 8 over one network link each; groups of
+// all 16 have the links of all 8 cards of a machine.
+TEST(Predict, WhatCrossesMachinesTakesTheNetwork) {
   const Words many{"--ranks", "16", "training.global_batch_size=512"};
-  const json hybrid = plan_of("llama2_7b", joined(many, {"parallel.shard_degree=8"}));
-  EXPECT_EQ(hybrid["predicted"]["network_counted"], false);
-  EXPECT_TRUE(hybrid["work"]["reduce-scatter"].contains("ms"));  // within a machine
-  EXPECT_FALSE(hybrid["work"]["all-reduce"].contains("ms"));     // between them
-  const json wide = plan_of("llama2_7b", joined(many, {"parallel.shard_degree=16"}));
-  EXPECT_FALSE(wide["work"]["reduce-scatter"].contains("ms"));
-  const json one = plan_of("llama2_7b", joined(many, {"parallel.shard_degree=16", "--local-ranks", "16"}));
-  EXPECT_EQ(one["predicted"]["network_counted"], true);
+  const auto plan = [&](const Words& more) { return plan_of("llama2_7b", joined(many, more)); };
+  const auto rate = [](const json& plan, const char* name) {  // GB/s
+    const json& w = plan["work"][name];
+    return w["bytes"].get<double>() / 1e6 / (w["ms"].get<double>() - 2e-3 * w["calls"].get<double>());
+  };
+  const json hybrid = plan({"parallel.shard_degree=8"});
+  EXPECT_EQ(hybrid["predicted"]["network_assumed"], true);
+  EXPECT_NEAR(rate(hybrid, "reduce-scatter"), 380, 1e-3);
+  EXPECT_NEAR(rate(hybrid, "all-reduce"), 50, 1e-3);
+  const json wide = plan({"parallel.shard_degree=16", "--local-ranks", "4"});
+  EXPECT_NEAR(rate(wide, "reduce-scatter"), 4 * 50, 1e-3);
+  const json replicas = plan({"parallel.zero_stage=0", "--local-ranks", "4"});
+  EXPECT_NEAR(rate(replicas, "all-reduce"), 4 * 50, 1e-3);
+  const json one = plan({"parallel.shard_degree=16", "--local-ranks", "16"});
+  EXPECT_EQ(one["predicted"]["network_assumed"], false);
+  EXPECT_NEAR(rate(one, "reduce-scatter"), 380, 1e-3);
 }
 
 TEST(Predict, SaysOnWhatItRests) {
@@ -110,9 +119,9 @@ TEST(Predict, SaysOnWhatItRests) {
   expect_done(says("h200"), {"tokens/s on each rank\n", "measured on one and two H200s\n"});
   expect_done(says("h100"), {"H200s; memory's by the bandwidth of h100\n"});
   expect_done(says("h100", {"--ranks", "16", "training.global_batch_size=64"}),
-              {"tokens/s on each rank, without the traffic between machines\n"});
+              {"bandwidth of h100; between machines 50 GB/s a card are assumed\n"});
   const json h100 = plan_of("llama_1b", {}, "h100"), h200 = plan_of("llama_1b", {});
-  EXPECT_EQ(h100["predicted"]["measured"], false);
+  EXPECT_EQ(h100["predicted"]["card_measured"], false);
   EXPECT_GT(h100["work"]["norm"]["ms"].get<double>(), 1.4 * h200["work"]["norm"]["ms"].get<double>());
 }
 
