@@ -52,8 +52,9 @@ void end_job(Host& host, const std::string& message, int exit_code) noexcept {
   if (host.rank() == 0) speak();
   host.tell_failure(word);
   if (host.rank() == 0) host.hears_failure(word, kFarewell);  // nobody speaks for rank 0, but the others hear of it
-  else if (host.hears_failure(word, kPatience)) sleep_for(kPatience);  // rank 0 ends the job
-  else {
+  else if (host.hears_failure(word, kPatience)) {
+    sleep_for(kPatience + kFarewell);  // who speaks for this rank ends the job, and may itself first wait for rank 0
+  } else {
     speak();
     sleep_for(kFarewell);
   }
