@@ -27,7 +27,8 @@ void print_memory(const json& plan) {
   if (card > 0 && total >= card)
     std::printf(
         "  Lower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
-        "(parallel.zero_stage, more ranks),\n  or store moments in bf16 (precision.moment_dtype).\n");
+        "(parallel.zero_stage, more ranks),\n  or store moments in bf16 (precision.moment_dtype).%s\n",
+        plan.contains("predicted") ? " octet plan --fastest lists settings that fit." : "");
 }
 
 void print_schedule(const json& plan) {
