@@ -1,5 +1,7 @@
 #include "cli/card.h"
 
+#include <algorithm>
+
 #include "base/json.h"
 #include "cli/ranks.h"
 
@@ -14,12 +16,17 @@ constexpr Card kCards[] = {
     {"h200", {.cuda = true, .compute_capability = 90, .multiprocessors = 132}, 139.7 * kGiB, kMeasuredBandwidth},
 };
 
-// Ranks per machine: --local-ranks, else the usual number.
+// Ranks per machine: --local-ranks, else all that fit on the usual one, as many on each.
 int64_t local_ranks(const Arguments& arguments, int64_t ranks, const Card& card) {
   constexpr int64_t kUsual = 8;
-  if (!arguments.has("local-ranks")) return card.target.cuda && ranks % kUsual == 0 ? kUsual : ranks;
-  const int64_t local = arguments.integer("local-ranks", 1);
-  if (ranks % local) arguments.refuse(concat("--local-ranks ", local, " does not divide the ", ranks, " ranks"));
+  if (arguments.has("local-ranks")) {
+    const int64_t local = arguments.integer("local-ranks", 1);
+    if (ranks % local) arguments.refuse(concat("--local-ranks ", local, " does not divide the ", ranks, " ranks"));
+    return local;
+  }
+  if (!card.target.cuda) return ranks;
+  int64_t local = std::min(ranks, kUsual);
+  while (ranks % local) --local;
   return local;
 }
 
@@ -36,6 +43,9 @@ Card card_of(const Arguments& arguments, const RunConfig& config, int64_t ranks)
     if (card.target.compute_capability >= 90) card.target.attention = config.model.attention;  // as if built with cuDNN
     if (card.target.cuda) card.bytes -= beside_arenas(ranks);
     card.local = local_ranks(arguments, ranks, card);
+    if (const int64_t spread = config.parallel.expert_parallel; card.local % spread)
+      bad_input("parallel.expert_parallel (", spread, ") does not divide the ", card.local,
+                " ranks of a machine, on which the experts of a layer must be together");
     require_types(card.target, config);
     if (config.fp8.enabled && !card.target.fp8())
       bad_input("fp8.enabled: ", name, " has compute capability ", card.target.compute_capability / 10, ".",
@@ -50,7 +60,8 @@ Prediction predict(const WorkLog& work, const RunConfig& config, int64_t ranks, 
                  {.memory = card.bandwidth / kMeasuredBandwidth,
                   .ranks = ranks,
                   .local = card.local,
-                  .degree = shard_degree(config, ranks)});
+                  .degree = shard_degree(config, ranks),
+                  .spread = config.parallel.expert_parallel});
 }
 
 }  // namespace octet

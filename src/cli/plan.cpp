@@ -23,7 +23,8 @@ void add_prediction(json& plan, const RunConfig& config, int64_t ranks, const Ca
   plan["predicted"] = {{"step_ms", 1e3 * p.step},
                        {"tokens_per_second_per_gpu", double(tokens_per_step(config)) / double(ranks) / p.step},
                        {"card_measured", card.bandwidth == kMeasuredBandwidth},
-                       {"network_assumed", p.network}};
+                       {"network_assumed", p.network},
+                       {"whole_sequences", *config.data.intra_document_mask}};
   if (const int64_t steps = total_steps(config)) plan["predicted"]["seconds"] = double(steps) * p.step;
 }
 
@@ -43,6 +44,7 @@ json describe(const RunConfig& config, int64_t ranks, const Card& card) {
   json result{{"parameters", plan.parameters},
               {"target", card.name},
               {"ranks", ranks},
+              {"local_ranks", card.local},
               {"zero_stage", *config.parallel.zero_stage},
               {"shard_degree", shard_degree(config, ranks)},
               {"memory_bytes", memory},
@@ -89,7 +91,7 @@ int run_plan(const Arguments& arguments, Host* mpi) {
 
 std::vector<OptionSpec> plan_options(OptionSpec ranks) {
   return {ranks,
-          {"local-ranks", "N", "ranks per machine (default 8 on GPUs); --ranks must be a multiple"},
+          {"local-ranks", "N", "ranks per machine (default on GPUs: 8, or the most below that divides --ranks)"},
           {"target", "CARD", "cpu, a100, h100 or h200: what to plan for (default cpu where device is cpu, else h200)"},
           {"json", "", "print the plan as JSON"}};
 }
@@ -111,14 +113,15 @@ int show_plan(const Arguments& arguments, const RunConfig& given, int64_t ranks)
 Command plan_command() {
   std::vector<OptionSpec> options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"});
   options.push_back(
-      {"fastest", "", "search for the fastest settings that fit, and that do not change what is learned"});
+      {"fastest", "", "search for the fastest settings that fit and, but for rounding, do not change what is learned"});
   return {.name = "plan",
           .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
           .summary = "show what a run needs: memory, FLOPs, time, schedule",
           .options = options,
           .more =
               "The same as octet train --dry-run. Needs neither a GPU nor data files. Times are predicted from rates\n"
-              "measured on H200s: within 6 % of what one and two of them did; unmeasured for H100s and many GPUs.\n"
+              "measured on H200s: within 6 % of what one and two of them did; unmeasured for H100s and many GPUs, and\n"
+              "too long with data.intra_document_mask.\n"
               "\n"
               "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
               "  octet plan configs/p5/llama2_7b_fp8.json --ranks 16 --target h100 --fastest\n"

@@ -28,7 +28,7 @@ void print_memory(const json& plan) {
     std::printf(
         "  Lower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
         "(parallel.zero_stage, more ranks),\n  or store moments in bf16 (precision.moment_dtype).%s\n",
-        plan.contains("predicted") ? " octet plan --fastest lists settings that fit." : "");
+        plan.contains("predicted") ? " octet plan --fastest searches for settings that fit." : "");
 }
 
 void print_schedule(const json& plan) {
@@ -66,6 +66,7 @@ void print_work(const json& plan) {
   std::printf("  rates              measured on one and two H200s%s%s\n",
               p["card_measured"] == true ? "" : concat("; memory's by the bandwidth of ", card).c_str(),
               p["network_assumed"] == true ? "; between machines 50 GB/s a card are assumed" : "");
+  if (p["whole_sequences"] == true) std::printf("                     as if tokens attended to other documents too\n");
 }
 
 }  // namespace
@@ -73,8 +74,10 @@ void print_work(const json& plan) {
 void print_plan(const json& plan) {
   const auto count = [](const json& n) { return with_commas(n.get<int64_t>()); };
   std::printf("parameters           %s\n", count(plan["parameters"]).c_str());
-  std::printf("planned for          %s, %s %s\n", plan["target"].get<std::string>().c_str(),
-              count(plan["ranks"]).c_str(), plan["ranks"] == 1 ? "rank" : "ranks");
+  std::printf("planned for          %s, %s %s", plan["target"].get<std::string>().c_str(), count(plan["ranks"]).c_str(),
+              plan["ranks"] == 1 ? "rank" : "ranks");
+  if (plan["ranks"] > plan["local_ranks"]) std::printf(", %s to a machine", count(plan["local_ranks"]).c_str());
+  std::printf("\n");
   if (const int64_t ranks = plan["ranks"], degree = plan["shard_degree"]; ranks > 1 && plan["zero_stage"] == 0)
     std::printf("sharded              stage 0: nothing, every rank is a replica\n");
   else if (ranks > 1)

@@ -57,12 +57,14 @@ Rate rate_of(Kernel kernel, bool small_heads) {
   return {};
 }
 
-// Cards of a machine that pass on what a collective sends to the next one, each by its own link. Sharding groups are
-// consecutive ranks; the ranks of an all-reduce (among replicas) are the corresponding ones of these groups.
-// 0: the collective stays within machines.
+// Cards of a machine that pass on what a collective sends to the next one, each by its own link; 0: it stays within
+// machines. Sharding groups are consecutive ranks, or of these the ones that hold the same experts; the ranks of an
+// all-reduce (among replicas) are the corresponding ones of these groups. Experts are spread within a machine.
 int64_t senders(Kernel kernel, const PredictedCard& c) {
-  if (kernel == Kernel::all_reduce) return c.ranks <= c.local ? 0 : c.local / std::min(c.degree, c.local);
-  return c.degree <= c.local ? 0 : c.local;
+  if (c.ranks <= c.local || kernel == Kernel::all_to_all) return 0;
+  if (kernel == Kernel::all_reduce) return c.local / std::min(std::max(c.degree, c.spread), c.local);
+  if (c.local % c.degree == 0) return 0;
+  return c.degree < c.local ? 1 : c.local / c.spread;
 }
 
 }  // namespace

@@ -6,8 +6,9 @@ namespace octet {
 
 // A card beside the H200 SXM, whose rates were measured, and its place in a job.
 struct PredictedCard {
-  double memory = 0;                         // bandwidth of its memory, of the H200's; 0: nothing is known of this card
-  int64_t ranks = 1, local = 1, degree = 1;  // of the job, of a machine, of a sharding group (config.h, shard_degree)
+  double memory = 0;               // bandwidth of its memory, of the H200's; 0: nothing is known of this card
+  int64_t ranks = 1, local = 1;    // of the job, of a machine
+  int64_t degree = 1, spread = 1;  // of a sharding group (config.h, shard_degree); ranks over which experts are spread
 };
 
 struct Prediction {

@@ -64,8 +64,7 @@ void prepare(Stream& s, Host& host, const PlanResult& plan, Purpose purpose) {
               "\nlower training.micro_batch_size, recompute more (memory.recompute_blocks), shard more "
               "(parallel.zero_stage, more ranks), ",
               "or store moments in bf16 (precision.moment_dtype)",
-              d.target().cuda || address_space_left() == INT64_MAX ? "" : "; or raise ulimit -v",
-              d.target().compute_capability >= 90 ? "; octet plan --fastest lists settings that fit" : "");
+              d.target().cuda || address_space_left() == INT64_MAX ? "" : "; or raise ulimit -v");
   }
   tune_products(s, plan.products);
   if (host.size() == 1 || !d.target().cuda) return;

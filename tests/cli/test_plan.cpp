@@ -60,7 +60,7 @@ TEST(Plan, SaysWhatDoesNotFitAndWhatToDo) {
   expect_done(octet_says({"plan", CONFIGS "/llama2_70b.json", "--target", "a100"}),
               {"DOES NOT FIT", "memory.recompute_blocks", "(precision.moment_dtype).\n"});
   expect_done(octet_says({"plan", CONFIGS "/llama2_70b.json", "--target", "h100"}),
-              {"DOES NOT FIT", "octet plan --fastest lists settings that fit"});
+              {"DOES NOT FIT", "octet plan --fastest searches for settings that fit"});
 }
 
 // CUDA, its libraries and NCCL take theirs: a run for which they leave no room is refused when it starts.

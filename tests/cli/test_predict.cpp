@@ -107,9 +107,41 @@ TEST(Predict, WhatCrossesMachinesTakesTheNetwork) {
   EXPECT_NEAR(rate(wide, "reduce-scatter"), 4 * 50, 1e-3);
   const json replicas = plan({"parallel.zero_stage=0", "--local-ranks", "4"});
   EXPECT_NEAR(rate(replicas, "all-reduce"), 4 * 50, 1e-3);
+  const json straddling =
+      plan_of("llama2_7b", {"--ranks", "24", "training.global_batch_size=24", "parallel.shard_degree=3"});
+  EXPECT_NEAR(rate(straddling, "reduce-scatter"), 50, 1e-3);
   const json one = plan({"parallel.shard_degree=16", "--local-ranks", "16"});
   EXPECT_EQ(one["predicted"]["network_assumed"], false);
   EXPECT_NEAR(rate(one, "reduce-scatter"), 380, 1e-3);
+}
+
+// The ranks that hold the same experts are as far apart as experts are spread: of those, fewer are on a machine.
+TEST(Predict, ExpertsHaveFewerLinksBetweenMachines) {
+  const auto rate = [](const char* spread, const char* degree, const char* name) {  // GB/s
+    const json plan = plan_of("mixtral_8x7b_slice", {"--ranks", "32", "training.global_batch_size=64", spread, degree});
+    const json& w = plan["work"][name];
+    return w["bytes"].get<double>() / 1e6 / (w["ms"].get<double>() - 2e-3 * w["calls"].get<double>());
+  };
+  EXPECT_NEAR(rate("parallel.expert_parallel=1", "parallel.shard_degree=16", "reduce-scatter"), 380, 1e-3);
+  EXPECT_NEAR(rate("parallel.expert_parallel=2", "parallel.shard_degree=16", "reduce-scatter"), 4 * 50, 1e-3);
+  EXPECT_NEAR(rate("parallel.expert_parallel=8", "parallel.shard_degree=16", "reduce-scatter"), 50, 1e-3);
+  EXPECT_NEAR(rate("parallel.expert_parallel=8", "parallel.zero_stage=0", "all-reduce"), 50, 1e-3);
+  EXPECT_NEAR(rate("parallel.expert_parallel=8", "parallel.shard_degree=16", "all-to-all"), 100, 1e-3);
+}
+
+TEST(Predict, TakesTheUsualMachinesWhereNoneAreGiven) {
+  const auto local = [](const char* ranks) {
+    return plan_of("llama_1b", {"--ranks", ranks, "training.global_batch_size=4800"})["local_ranks"].get<int64_t>();
+  };
+  EXPECT_EQ(local("8"), 8);
+  EXPECT_EQ(local("16"), 8);
+  EXPECT_EQ(local("12"), 6);
+  EXPECT_EQ(local("100"), 5);
+  expect_done(octet_says({"plan", CONFIGS "/llama_1b.json", "--ranks", "12", "training.global_batch_size=48"}),
+              {"12 ranks, 6 to a machine"});
+  expect_refused(octet_says({"plan", CONFIGS "/mixtral_8x7b.json", "--ranks", "8", "--local-ranks", "4",
+                             "parallel.expert_parallel=8"}),
+                 {"parallel.expert_parallel (8) does not divide the 4 ranks of a machine"});
 }
 
 TEST(Predict, SaysOnWhatItRests) {
@@ -120,6 +152,7 @@ TEST(Predict, SaysOnWhatItRests) {
   expect_done(says("h100"), {"H200s; memory's by the bandwidth of h100\n"});
   expect_done(says("h100", {"--ranks", "16", "training.global_batch_size=64"}),
               {"bandwidth of h100; between machines 50 GB/s a card are assumed\n"});
+  expect_done(says("h200", {"data.intra_document_mask=true"}), {"as if tokens attended to other documents too\n"});
   const json h100 = plan_of("llama_1b", {}, "h100"), h200 = plan_of("llama_1b", {});
   EXPECT_EQ(h100["predicted"]["card_measured"], false);
   EXPECT_GT(h100["work"]["norm"]["ms"].get<double>(), 1.4 * h200["work"]["norm"]["ms"].get<double>());
