@@ -27,11 +27,11 @@ PlanResult plan_shortly(const RunConfig& c, int64_t ranks, const Planner& planne
   PlanResult plan = with(3);
   const double more = double(micro_batches - 3);
   for (size_t k = 0; k < plan.work.size(); ++k) {
-    Work &w = plan.work[k], each = w;
-    each.calls -= two.work[k].calls;
-    w.flops += more * (each.flops - two.work[k].flops);
-    w.bytes += more * (each.bytes - two.work[k].bytes);
-    w.calls += each.calls * (micro_batches - 3);
+    const Work& before = two.work[k];
+    Work& w = plan.work[k];
+    w.flops += more * (w.flops - before.flops);
+    w.bytes += more * (w.bytes - before.bytes);
+    w.calls += (micro_batches - 3) * (w.calls - before.calls);
   }
   return plan;
 }

@@ -114,20 +114,21 @@ Command plan_command() {
   std::vector<OptionSpec> options = plan_options({"ranks", "N", "ranks to plan for (under mpirun: its own)", "1"});
   options.push_back(
       {"fastest", "", "search for the fastest settings that fit and, but for rounding, do not change what is learned"});
-  return {.name = "plan",
-          .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
-          .summary = "show what a run needs: memory, FLOPs, time, schedule",
-          .options = options,
-          .more =
-              "The same as octet train --dry-run. Needs neither a GPU nor data files. Times are predicted from rates\n"
-              "measured on H200s: within 6 % of what one and two of them did; unmeasured for H100s and many GPUs, and\n"
-              "too long with data.intra_document_mask.\n"
-              "\n"
-              "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
-              "  octet plan configs/p5/llama2_7b_fp8.json --ranks 16 --target h100 --fastest\n"
-              "  octet plan configs/llama_1b.json --target a100 --json\n",
-          .run = run_plan,
-          .runs = Command::Runs::on_rank_0};
+  return {
+      .name = "plan",
+      .usage = "CONFIG.json [section.key=value ...] [OPTIONS]",
+      .summary = "show what a run needs: memory, FLOPs, time, schedule",
+      .options = options,
+      .more =
+          "The same as octet train --dry-run. Needs neither a GPU nor data files. Times are predicted from rates\n"
+          "fitted to runs of one and two H200s, which they give within 6 %; nothing was measured for H100s and more\n"
+          "GPUs, and with data.intra_document_mask they are too long.\n"
+          "\n"
+          "  octet plan configs/llama2_7b.json --ranks 8 parallel.zero_stage=3\n"
+          "  octet plan configs/p5/llama2_7b_fp8.json --ranks 16 --target h100 --fastest\n"
+          "  octet plan configs/llama_1b.json --target a100 --json\n",
+      .run = run_plan,
+      .runs = Command::Runs::on_rank_0};
 }
 
 }  // namespace octet

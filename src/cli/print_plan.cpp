@@ -63,7 +63,7 @@ void print_work(const json& plan) {
               with_commas(std::llround(p["tokens_per_second_per_gpu"].get<double>())).c_str());
   if (p.contains("seconds"))
     std::printf("  all steps          %s\n", human_duration(p["seconds"].get<double>()).c_str());
-  std::printf("  rates              measured on one and two H200s%s%s\n",
+  std::printf("  rates              fitted to runs of one and two H200s%s%s\n",
               p["card_measured"] == true ? "" : concat("; memory's by the bandwidth of ", card).c_str(),
               p["network_assumed"] == true ? "; between machines 50 GB/s a card are assumed" : "");
   if (p["whole_sequences"] == true) std::printf("                     as if tokens attended to other documents too\n");

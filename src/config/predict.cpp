@@ -10,9 +10,10 @@ struct Rate {
   enum Of : uint8_t { memory, link } of = memory;
 };
 
-// Of the H200 SXM within whole steps, at its power limit. Products and attention: their rate on large shapes, and what
-// small ones cost beyond it, in bytes. Collectives: NVLink between two cards. They run beside products, but slow
-// these down by about the time that they take alone.
+// Of the H200 SXM within whole steps, at its power limit, fitted to scripts/bench/RESULTS.md. Products and attention:
+// their rate on large shapes, and what small ones cost beyond it, in bytes. Collectives: what they added to the steps
+// of two cards on NVLink, where they run beside products and slow these down. Scaling and copies are rough: they hardly
+// count.
 Rate rate_of(Kernel kernel, bool small_heads) {
   switch (kernel) {
     case Kernel::gemm_fp8:

@@ -1,5 +1,8 @@
 // octet plan --fastest finds the settings that trying all of them would find.
+#include <algorithm>
+#include <iterator>
 #include <set>
+#include <sstream>
 
 #include "cli/run.h"
 
@@ -95,6 +98,7 @@ TEST(Fastest, KeepsTheGroupsThatShareScales) {
   const json found =
       report({CONFIGS "/llama_1b.json", "--ranks", "8", "fp8.enabled=true"},
              {"fp8.reduce_group=shard", "parallel.zero_stage=2", "parallel.shard_degree=4", "--fastest"});
+  ASSERT_FALSE(found["fastest"].empty());
   for (const json& setting : found["fastest"])
     EXPECT_TRUE(setting["zero_stage"] == 2 && setting["shard_degree"] == 4) << setting;
 }
