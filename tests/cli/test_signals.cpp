@@ -106,5 +106,21 @@ TEST_F(Signals, UnderNohupAClosedTerminalChangesNothing) {
   expect_done(process.wait(), {"step 200/200"});
 }
 
+// Before main, where nobody sees any more how it was, and back again as the program ends.
+TEST_F(Signals, ALibraryThatTakesHangupChangesNothing) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers want to be the first library";
+#endif
+  const std::string taken = "exec env LD_PRELOAD='" TAKES_HANGUP "' RUN";
+  Process process = started(in_shell("trap '' HUP; " + taken, {"training.steps=200", "checkpoint.every=0"}));
+  for (int i = 0; i < 20; ++i) process.signal(SIGHUP);
+  expect_done(process.wait(), {"step 200/200"});
+  fs::remove_all(tiny_.path("run"));
+  fs::remove(tiny_.path("metrics.jsonl"));
+  Process told = started(in_shell(taken, kEndless));
+  while (told.runs()) told.signal(SIGHUP);
+  expect_saved(told.wait());
+}
+
 }  // namespace
 }  // namespace octet
